@@ -1,0 +1,134 @@
+#include "core/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace linattn {
+namespace {
+
+int cores_of_process() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int default_threads() {
+  const char* text = std::getenv("LINATTN_NUM_THREADS");
+  const int asked = text == nullptr ? 0 : std::atoi(text);
+  return asked > 0 ? std::min(asked, 1024) : cores_of_process();
+}
+
+// The environment is read when the library is loaded, never later.
+const int threads_at_load = default_threads();
+std::atomic<int> threads_now{threads_at_load};
+
+thread_local bool inside_task = false;
+
+class Pool {
+ public:
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  // False when another caller owns the pool.
+  bool try_run(int64_t count, int threads, detail::TaskFunction function, void* context) {
+    std::unique_lock owner(owner_, std::try_to_lock);
+    if (!owner.owns_lock()) return false;
+    while (static_cast<int>(workers_.size()) < threads - 1) {
+      const int thread = static_cast<int>(workers_.size()) + 1;
+      workers_.emplace_back([this, thread] { work(thread); });
+    }
+    {
+      std::lock_guard lock(mutex_);
+      function_ = function;
+      context_ = context;
+      count_ = count;
+      threads_ = threads;
+      next_.store(0, std::memory_order_relaxed);
+      running_ = threads - 1;
+      ++epoch_;
+    }
+    wake_.notify_all();
+    drain(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+    return true;
+  }
+
+ private:
+  void work(int thread) {
+    inside_task = true;
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return stop_ || (epoch_ != seen && thread < threads_); });
+      if (stop_) return;
+      seen = epoch_;
+      lock.unlock();
+      drain(thread);
+      lock.lock();
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  void drain(int thread) {
+    for (int64_t index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count_;)
+      function_(context_, index, thread);
+  }
+
+  std::mutex owner_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> workers_;
+  detail::TaskFunction function_ = nullptr;
+  void* context_ = nullptr;
+  int64_t count_ = 0;
+  int threads_ = 0;
+  int running_ = 0;
+  uint64_t epoch_ = 0;
+  bool stop_ = false;
+  std::atomic<int64_t> next_{0};
+};
+
+Pool& pool() {
+  static Pool instance;
+  return instance;
+}
+
+}  // namespace
+
+int num_threads() { return threads_now.load(std::memory_order_relaxed); }
+
+void set_num_threads(int count) {
+  threads_now.store(count > 0 ? std::min(count, 1024) : threads_at_load,
+                    std::memory_order_relaxed);
+}
+
+namespace detail {
+
+void parallel_for(int64_t count, int threads, TaskFunction function, void* context) {
+  threads = static_cast<int>(std::min<int64_t>(threads, count));
+  if (threads > 1 && !inside_task) {
+    inside_task = true;
+    const bool done = pool().try_run(count, threads, function, context);
+    inside_task = false;
+    if (done) return;
+  }
+  for (int64_t index = 0; index < count; ++index) function(context, index, 0);
+}
+
+}  // namespace detail
+}  // namespace linattn
