@@ -7,13 +7,13 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
 
-venv := $(CURDIR)/.venv
-export PATH := $(venv)/bin:$(PATH)
+venv := .venv
+export PATH := $(CURDIR)/$(venv)/bin:$(PATH)
 # Development runs use the sources and the library of build/, so nothing is installed twice.
 export PYTHONPATH := $(CURDIR)/python
 export LINATTN_LIBRARY := $(CURDIR)/build/liblinattn.so
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
-python := $(venv)/bin/python
+python := $(CURDIR)/$(venv)/bin/python
 
 # A stamp per dependency group of pyproject.toml: edited dependencies are installed again.
 $(venv)/bin/python:
