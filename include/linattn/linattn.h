@@ -45,7 +45,12 @@ enum {
   LINATTN_NOT_IMPLEMENTED = 6 /* legal elsewhere, not offered by this library: NotImplementedError */
 };
 
-enum { LINATTN_DEVICE_CPU = 0, LINATTN_DEVICE_CUDA = 1, LINATTN_DEVICE_OTHER = 2 };
+enum {
+  LINATTN_DEVICE_CPU = 0,
+  LINATTN_DEVICE_CUDA = 1,
+  LINATTN_DEVICE_META = 2, /* never accepted, as LINATTN_DEVICE_OTHER */
+  LINATTN_DEVICE_OTHER = 3
+};
 
 /* Element types. LINATTN_NONE marks an absent tensor. */
 enum {
@@ -56,7 +61,12 @@ enum {
   LINATTN_I32 = 4,
   LINATTN_I64 = 5,
   LINATTN_BOOL = 6,     /* one byte, zero is false */
-  LINATTN_OTHER_TYPE = 7 /* anything else: always refused, by name of the tensor */
+  /* never accepted; known so that an error can name them */
+  LINATTN_F64 = 7,
+  LINATTN_I16 = 8,
+  LINATTN_I8 = 9,
+  LINATTN_U8 = 10,
+  LINATTN_OTHER_TYPE = 11
 };
 
 enum {
@@ -170,7 +180,7 @@ typedef struct linattn_problem {
 typedef struct linattn_args {
   uint32_t struct_size;
   uint32_t reserved; /* zero */
-  void* workspace; /* linattn_plan_workspace_bytes() bytes, 256-byte aligned; may be null when 0 */
+  void* workspace; /* linattn_plan_workspace_bytes() bytes, any alignment; may be null when 0 */
   const void* q;
   const void* k;
   const void* v;

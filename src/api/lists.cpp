@@ -1,0 +1,97 @@
+#include "api/lists.h"
+
+#include <algorithm>
+
+#include "core/thread_pool.h"
+#if __has_include("cpu/cpu.h")
+#include "cpu/cpu.h"
+#define LINATTN_CPU(entry) &cpu::entry,
+#else
+#define LINATTN_CPU(entry)
+#endif
+#if __has_include("reference/reference.h")
+#include "reference/reference.h"
+#define LINATTN_REFERENCE(entry) &reference::entry,
+#else
+#define LINATTN_REFERENCE(entry)
+#endif
+
+namespace linattn {
+namespace {
+
+const std::vector<const Implementation*> kChunkForward = {
+    LINATTN_CPU(chunk_forward)
+    LINATTN_REFERENCE(chunk_forward)
+};
+const std::vector<const Implementation*> kRecurrentForward = {
+    LINATTN_CPU(recurrent_forward)
+    LINATTN_REFERENCE(recurrent_forward)
+};
+const std::vector<const Implementation*> kBackward = {
+    LINATTN_CPU(backward)
+    LINATTN_REFERENCE(backward)
+};
+
+}  // namespace
+
+const char* list_name(List list) {
+  switch (list) {
+    case List::chunk_forward:
+      return "chunk_forward";
+    case List::recurrent_forward:
+      return "recurrent_forward";
+    case List::backward:
+      return "backward";
+  }
+  return "";
+}
+
+List list_of(const Problem& problem) {
+  if (problem.pass == Pass::backward) return List::backward;
+  return problem.form == Form::chunk ? List::chunk_forward : List::recurrent_forward;
+}
+
+std::span<const Implementation* const> implementations(List list) {
+  switch (list) {
+    case List::chunk_forward:
+      return kChunkForward;
+    case List::recurrent_forward:
+      return kRecurrentForward;
+    case List::backward:
+      return kBackward;
+  }
+  return {};
+}
+
+const std::vector<std::string>& implementation_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> found;
+    for (List list : kLists)
+      for (const Implementation* entry : implementations(list))
+        if (std::find(found.begin(), found.end(), entry->name) == found.end())
+          found.push_back(entry->name);
+    return found;
+  }();
+  return names;
+}
+
+int32_t implementation_id(const std::string& name) {
+  const auto& names = implementation_names();
+  const auto at = std::find(names.begin(), names.end(), name);
+  return at == names.end() ? -1 : static_cast<int32_t>(at - names.begin()) + 1;
+}
+
+DeviceFacts device_facts(linattn_device device) {
+  DeviceFacts facts;
+  facts.device = device;
+  if (device.type == LINATTN_DEVICE_CPU) {
+    facts.name = "cpu";
+    facts.threads = num_threads();
+  } else {
+    facts.name = format_text("cuda:%d", device.index);
+    facts.unavailable = "this build has no CUDA kernels";
+  }
+  return facts;
+}
+
+}  // namespace linattn

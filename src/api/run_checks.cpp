@@ -1,0 +1,142 @@
+#include "api/run_checks.h"
+
+#include <cmath>
+
+#include "recurrence/elements.h"
+#include "recurrence/sequences.h"
+
+namespace linattn {
+
+Status check_pointers(const Problem& p, const linattn_args& args) {
+  const bool tokens = p.batch * p.num_tokens > 0;
+  const bool sequences = p.num_sequences > 0;
+  const struct {
+    const char* name;
+    bool needed;
+    const void* pointer;
+  } rows[] = {
+      {"q", tokens, args.q},
+      {"k", tokens, args.k},
+      {"v", tokens, args.v},
+      {"g", tokens && p.g.present(), args.g},
+      {"g_gamma", p.g_gamma.present(), args.g_gamma},
+      {"beta", tokens && p.beta.present(), args.beta},
+      {"A_log", p.A_log.present(), args.A_log},
+      {"dt_bias", p.dt_bias.present(), args.dt_bias},
+      {"initial_state", p.initial_state.present() && (p.pool() ? p.num_slots > 0 : sequences),
+       args.initial_state},
+      {"cu_seqlens", p.cu_seqlens.present(), args.cu_seqlens},
+      {"state_indices", sequences && p.state_indices.present(), args.state_indices},
+      {"output_state_indices", sequences && p.output_state_indices.present(),
+       args.output_state_indices},
+      {"has_initial_state", sequences && p.has_initial_state.present(), args.has_initial_state},
+      {"num_accepted_tokens", sequences && p.num_accepted_tokens.present(),
+       args.num_accepted_tokens},
+      {"o", tokens && p.o.present(), args.o},
+      {"final_state", sequences && p.final_state.present(), args.final_state},
+      {"intermediate_states",
+       p.batch * p.intermediate_rows > 0 && p.intermediate_states.present(),
+       args.intermediate_states},
+      {"do", tokens && p.do_.present(), args.do_},
+      {"dht", sequences && p.dht.present(), args.dht},
+      {"dq", tokens && p.dq.present(), args.dq},
+      {"dk", tokens && p.dk.present(), args.dk},
+      {"dv", tokens && p.dv.present(), args.dv},
+      {"dg", tokens && p.dg.present(), args.dg},
+      {"dbeta", tokens && p.dbeta.present(), args.dbeta},
+      {"dA_log", p.dA_log.present(), args.dA_log},
+      {"ddt_bias", p.ddt_bias.present(), args.ddt_bias},
+      {"dh0", sequences && p.dh0.present(), args.dh0},
+  };
+  for (const auto& row : rows)
+    LINATTN_REQUIRE(!row.needed || row.pointer != nullptr, LINATTN_INVALID_VALUE,
+                    "%s has a null pointer, but is part of the problem", row.name);
+  return LINATTN_OK;
+}
+
+namespace {
+
+Status check_offsets(const Problem& p, const linattn_args& args) {
+  const auto offset = [&](int64_t n) {
+    return read_index(p.cu_seqlens.type, args.cu_seqlens, n * p.cu_seqlens.n);
+  };
+  LINATTN_REQUIRE(offset(0) == 0, LINATTN_INVALID_VALUE, "cu_seqlens[0] is %lld; allowed: 0",
+                  static_cast<long long>(offset(0)));
+  int64_t rows = 0;
+  for (int64_t n = 0; n < p.num_sequences; ++n) {
+    const int64_t begin = offset(n), end = offset(n + 1);
+    LINATTN_REQUIRE(end >= begin, LINATTN_INVALID_VALUE,
+                    "cu_seqlens[%lld] is %lld; allowed: at least cu_seqlens[%lld] = %lld",
+                    static_cast<long long>(n + 1), static_cast<long long>(end),
+                    static_cast<long long>(n), static_cast<long long>(begin));
+    LINATTN_REQUIRE(end <= p.num_tokens, LINATTN_INVALID_VALUE,
+                    "cu_seqlens[%lld] is %lld; allowed: at most T = %lld",
+                    static_cast<long long>(n + 1), static_cast<long long>(end),
+                    static_cast<long long>(p.num_tokens));
+    LINATTN_REQUIRE(p.state_columns == 0 || end - begin <= p.state_columns, LINATTN_INVALID_VALUE,
+                    "cu_seqlens gives sequence %lld %lld tokens; allowed: at most the %lld columns "
+                    "of state_indices",
+                    static_cast<long long>(n), static_cast<long long>(end - begin),
+                    static_cast<long long>(p.state_columns));
+    rows += (end - begin + p.state_every - 1) / p.state_every;
+  }
+  LINATTN_REQUIRE(!p.intermediate_states.present() || rows <= p.intermediate_rows,
+                  LINATTN_INVALID_VALUE,
+                  "intermediate_states has %lld rows; cu_seqlens needs %lld",
+                  static_cast<long long>(p.intermediate_rows), static_cast<long long>(rows));
+  return LINATTN_OK;
+}
+
+// Two rows that write one slot would race: the result would depend on their order.
+Status check_unique_targets(const Problem& p, const linattn_args& args) {
+  if (p.num_sequences > 4096) return LINATTN_OK;  // quadratic; larger batches are the caller's word
+  const int64_t columns = p.state_columns > 0 ? p.state_columns : 1;
+  const auto target = [&](int64_t row) {
+    const int64_t n = row / columns;
+    return start_slot(p, args, n) < 0 ? -1 : target_slot(p, args, n, row % columns);
+  };
+  for (int64_t a = 0; a < p.num_sequences * columns; ++a) {
+    const int64_t slot = target(a);
+    for (int64_t b = 0; slot >= 0 && b < a; ++b)
+      LINATTN_REQUIRE(a / columns == b / columns || target(b) != slot, LINATTN_INVALID_VALUE,
+                      "%s sends sequences %lld and %lld to slot %lld; live rows must have slots of "
+                      "their own",
+                      p.output_state_indices.present() ? "output_state_indices" : "state_indices",
+                      static_cast<long long>(b / columns), static_cast<long long>(a / columns),
+                      static_cast<long long>(slot));
+  }
+  return LINATTN_OK;
+}
+
+Status check_gate_range(const Problem& p, const linattn_args& args) {
+  if (!p.g.present() || p.gate_form != GateForm::given) return LINATTN_OK;
+  const int64_t channels = p.gate == Gate::channel ? p.dim_k : 1;
+  for (int64_t n = 0; n < p.num_sequences; ++n) {
+    const TokenRange range = token_range(p, args.cu_seqlens, n);
+    for (int64_t t = range.begin; t < range.end; ++t)
+      for (int64_t h = 0; h < p.heads_v; ++h)
+        for (int64_t c = 0; c < channels; ++c) {
+          const float g = load_float(p.g.type, args.g, p.g.at(range.batch, t, h, c));
+          LINATTN_REQUIRE(!std::isnan(g), LINATTN_INVALID_VALUE,
+                          "g[%lld,%lld,%lld] is NaN; allowed: a log decay",
+                          static_cast<long long>(range.batch), static_cast<long long>(t),
+                          static_cast<long long>(h));
+          LINATTN_REQUIRE(!p.safe_gate || (g >= -5.0f && g <= 0.0f), LINATTN_INVALID_VALUE,
+                          "g[%lld,%lld,%lld] is %g; allowed under safe_gate=True: [-5, 0)",
+                          static_cast<long long>(range.batch), static_cast<long long>(t),
+                          static_cast<long long>(h), static_cast<double>(g));
+        }
+  }
+  return LINATTN_OK;
+}
+
+}  // namespace
+
+Status check_device_data(const Problem& p, const linattn_args& args, bool debug) {
+  if (p.varlen()) LINATTN_RETURN_IF_FAILED(check_offsets(p, args));
+  if (!debug) return LINATTN_OK;
+  if (p.pool()) LINATTN_RETURN_IF_FAILED(check_unique_targets(p, args));
+  return check_gate_range(p, args);
+}
+
+}  // namespace linattn
