@@ -42,7 +42,8 @@ enum {
   LINATTN_UNSUPPORTED = 3,    /* legal, but no implementation takes it: DispatchError */
   LINATTN_DEVICE_FAILURE = 4, /* the CUDA runtime reported an error: RuntimeError */
   LINATTN_OUT_OF_MEMORY = 5,  /* the host could not allocate a plan: MemoryError */
-  LINATTN_NOT_IMPLEMENTED = 6 /* legal elsewhere, not offered by this library: NotImplementedError */
+  LINATTN_NOT_IMPLEMENTED =
+      6 /* legal elsewhere, not offered by this library: NotImplementedError */
 };
 
 enum {
@@ -60,7 +61,7 @@ enum {
   LINATTN_F16 = 3,
   LINATTN_I32 = 4,
   LINATTN_I64 = 5,
-  LINATTN_BOOL = 6,     /* one byte, zero is false */
+  LINATTN_BOOL = 6, /* one byte, zero is false */
   /* never accepted; known so that an error can name them */
   LINATTN_F64 = 7,
   LINATTN_I16 = 8,
@@ -99,16 +100,16 @@ enum {
 
 enum {
   LINATTN_BETA_VALUE = 0,
-  LINATTN_BETA_SIGMOID = 1,  /* beta = sigmoid(logit) */
-  LINATTN_BETA_SIGMOID2 = 2  /* beta = 2 * sigmoid(logit) */
+  LINATTN_BETA_SIGMOID = 1, /* beta = sigmoid(logit) */
+  LINATTN_BETA_SIGMOID2 = 2 /* beta = 2 * sigmoid(logit) */
 };
 
 /* Bits of linattn_problem.flags. */
 enum {
-  LINATTN_FLAG_QK_NORM = 1 << 0,       /* x / sqrt(sum x^2 + 1e-6) on q and k, inside */
-  LINATTN_FLAG_STATE_V_FIRST = 1 << 1, /* states are [.., HV, V, K], not [.., HV, K, V] */
-  LINATTN_FLAG_SAFE_GATE = 1 << 2,     /* the caller promises log decays in [-5, 0) */
-  LINATTN_FLAG_NO_AUTO_CP = 1 << 3,    /* never cut one sequence into parallel segments */
+  LINATTN_FLAG_QK_NORM = 1 << 0,         /* x / sqrt(sum x^2 + 1e-6) on q and k, inside */
+  LINATTN_FLAG_STATE_V_FIRST = 1 << 1,   /* states are [.., HV, V, K], not [.., HV, K, V] */
+  LINATTN_FLAG_SAFE_GATE = 1 << 2,       /* the caller promises log decays in [-5, 0) */
+  LINATTN_FLAG_NO_AUTO_CP = 1 << 3,      /* never cut one sequence into parallel segments */
   LINATTN_FLAG_BATCH_INVARIANT = 1 << 4, /* bitwise the same alone as inside any batch */
   LINATTN_FLAG_NULL_STATE_INDEX = 1 << 5 /* null_state_index marks dead rows too */
 };
@@ -138,23 +139,23 @@ typedef struct linattn_problem {
   uint32_t flags;
   int64_t null_state_index;
   int64_t state_every; /* intermediate states: one before every so many tokens; 0 means 64 */
-  int32_t force; /* 0: first that accepts; else linattn_implementation_id() */
-  int32_t reserved; /* zero */
-  double scale;       /* the value itself: the default K**-0.5 is the caller's to fill in */
-  double lower_bound; /* raw bounded gate only, in [-5, 0) */
+  int32_t force;       /* 0: first that accepts; else linattn_implementation_id() */
+  int32_t reserved;    /* zero */
+  double scale;        /* the value itself: the default K**-0.5 is the caller's to fill in */
+  double lower_bound;  /* raw bounded gate only, in [-5, 0) */
 
   /* forward inputs */
-  linattn_tensor q;       /* [B,T,H,K] */
-  linattn_tensor k;       /* [B,T,H,K] */
-  linattn_tensor v;       /* [B,T,HV,V] */
-  linattn_tensor g;       /* by gate */
-  linattn_tensor g_gamma; /* [HV] f32 */
-  linattn_tensor beta;    /* [B,T,HV] */
-  linattn_tensor A_log;   /* [HV] f32 */
-  linattn_tensor dt_bias; /* [HV*K] or [HV,K] (channel gate), [HV] (head gate) */
+  linattn_tensor q;             /* [B,T,H,K] */
+  linattn_tensor k;             /* [B,T,H,K] */
+  linattn_tensor v;             /* [B,T,HV,V] */
+  linattn_tensor g;             /* by gate */
+  linattn_tensor g_gamma;       /* [HV] f32 */
+  linattn_tensor beta;          /* [B,T,HV] */
+  linattn_tensor A_log;         /* [HV] f32 */
+  linattn_tensor dt_bias;       /* [HV*K] or [HV,K] (channel gate), [HV] (head gate) */
   linattn_tensor initial_state; /* [N,HV,K,V] or v-first; with state_indices the pool [P,..] */
   linattn_tensor cu_seqlens;    /* [N+1] i32/i64 */
-  linattn_tensor state_indices;        /* [N] or [N,1+S] i32/i64; the pool is updated in place */
+  linattn_tensor state_indices; /* [N] or [N,1+S] i32/i64; the pool is updated in place */
   linattn_tensor output_state_indices; /* as state_indices; default: the same slots */
   linattn_tensor has_initial_state;    /* [N] bool */
   linattn_tensor num_accepted_tokens;  /* [N] i32/i64, with 2-D state_indices */
@@ -180,7 +181,7 @@ typedef struct linattn_problem {
 typedef struct linattn_args {
   uint32_t struct_size;
   uint32_t reserved; /* zero */
-  void* workspace; /* linattn_plan_workspace_bytes() bytes, any alignment; may be null when 0 */
+  void* workspace;   /* linattn_plan_workspace_bytes() bytes, any alignment; may be null when 0 */
   const void* q;
   const void* k;
   const void* v;

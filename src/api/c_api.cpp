@@ -72,8 +72,8 @@ using namespace linattn;
 extern "C" {
 
 const char* linattn_version(void) {
-  return LINATTN_TEXT(LINATTN_VERSION_MAJOR) "." LINATTN_TEXT(LINATTN_VERSION_MINOR) "." LINATTN_TEXT(
-      LINATTN_VERSION_PATCH);
+  return LINATTN_TEXT(LINATTN_VERSION_MAJOR) "." LINATTN_TEXT(
+      LINATTN_VERSION_MINOR) "." LINATTN_TEXT(LINATTN_VERSION_PATCH);
 }
 
 const char* linattn_build_info(void) { return LINATTN_BUILD_INFO; }

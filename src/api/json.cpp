@@ -21,7 +21,8 @@ Status copy_text(const std::string& text, char* buffer, int64_t capacity, int64_
   LINATTN_REQUIRE(length != nullptr, LINATTN_INVALID_VALUE, "length is null; it gets the length");
   *length = static_cast<int64_t>(text.size());
   if (capacity == 0) return LINATTN_OK;
-  LINATTN_REQUIRE(buffer != nullptr, LINATTN_INVALID_VALUE, "buffer is null; allowed with capacity 0");
+  LINATTN_REQUIRE(buffer != nullptr, LINATTN_INVALID_VALUE,
+                  "buffer is null; allowed with capacity 0");
   LINATTN_REQUIRE(capacity > *length, LINATTN_INVALID_VALUE,
                   "capacity is %lld; allowed here: 0, or at least %lld",
                   static_cast<long long>(capacity), static_cast<long long>(*length + 1));

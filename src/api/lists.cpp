@@ -19,18 +19,12 @@
 namespace linattn {
 namespace {
 
-const std::vector<const Implementation*> kChunkForward = {
-    LINATTN_CPU(chunk_forward)
-    LINATTN_REFERENCE(chunk_forward)
-};
+const std::vector<const Implementation*> kChunkForward = {LINATTN_CPU(chunk_forward)
+                                                              LINATTN_REFERENCE(chunk_forward)};
 const std::vector<const Implementation*> kRecurrentForward = {
-    LINATTN_CPU(recurrent_forward)
-    LINATTN_REFERENCE(recurrent_forward)
-};
-const std::vector<const Implementation*> kBackward = {
-    LINATTN_CPU(backward)
-    LINATTN_REFERENCE(backward)
-};
+    LINATTN_CPU(recurrent_forward) LINATTN_REFERENCE(recurrent_forward)};
+const std::vector<const Implementation*> kBackward = {LINATTN_CPU(backward)
+                                                          LINATTN_REFERENCE(backward)};
 
 }  // namespace
 

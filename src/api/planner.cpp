@@ -114,8 +114,8 @@ Status run_plan(const Plan& plan, const linattn_args& asked, void* stream) {
   if (plan.facts.device.type == LINATTN_DEVICE_CPU)
     LINATTN_RETURN_IF_FAILED(check_device_data(plan.problem, args, debug_checks));
   const uintptr_t address = reinterpret_cast<uintptr_t>(args.workspace);
-  args.workspace = reinterpret_cast<void*>((address + kAlignmentRoom) / Ledger::kAlignment *
-                                           Ledger::kAlignment);
+  args.workspace =
+      reinterpret_cast<void*>((address + kAlignmentRoom) / Ledger::kAlignment * Ledger::kAlignment);
   return plan.implementation->run(plan, args, stream);
 }
 

@@ -34,8 +34,7 @@ Status check_pointers(const Problem& p, const linattn_args& args) {
        args.num_accepted_tokens},
       {"o", tokens && p.o.present(), args.o},
       {"final_state", sequences && p.final_state.present(), args.final_state},
-      {"intermediate_states",
-       p.batch * p.intermediate_rows > 0 && p.intermediate_states.present(),
+      {"intermediate_states", p.batch * p.intermediate_rows > 0 && p.intermediate_states.present(),
        args.intermediate_states},
       {"do", tokens && p.do_.present(), args.do_},
       {"dht", sequences && p.dht.present(), args.dht},
@@ -81,8 +80,7 @@ Status check_offsets(const Problem& p, const linattn_args& args) {
     rows += (end - begin + p.state_every - 1) / p.state_every;
   }
   LINATTN_REQUIRE(!p.intermediate_states.present() || rows <= p.intermediate_rows,
-                  LINATTN_INVALID_VALUE,
-                  "intermediate_states has %lld rows; cu_seqlens needs %lld",
+                  LINATTN_INVALID_VALUE, "intermediate_states has %lld rows; cu_seqlens needs %lld",
                   static_cast<long long>(p.intermediate_rows), static_cast<long long>(rows));
   return LINATTN_OK;
 }

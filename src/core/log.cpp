@@ -14,7 +14,9 @@ bool verbose_at_load() {
   return text != nullptr && std::string_view(text) == "dispatch";
 }
 
-void to_stderr(int32_t, const char* message, void*) { std::fprintf(stderr, "linattn: %s\n", message); }
+void to_stderr(int32_t, const char* message, void*) {
+  std::fprintf(stderr, "linattn: %s\n", message);
+}
 
 // The environment is read when the library is loaded, never later.
 const linattn_log_function default_function = verbose_at_load() ? to_stderr : nullptr;

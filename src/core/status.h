@@ -17,12 +17,12 @@ const std::string& last_error();
 
 }  // namespace linattn
 
-#define LINATTN_REQUIRE(condition, code, ...)                   \
-  do {                                                          \
+#define LINATTN_REQUIRE(condition, code, ...)                    \
+  do {                                                           \
     if (!(condition)) return ::linattn::fail(code, __VA_ARGS__); \
   } while (0)
 
-#define LINATTN_RETURN_IF_FAILED(call)                                        \
-  do {                                                                        \
+#define LINATTN_RETURN_IF_FAILED(call)                                             \
+  do {                                                                             \
     if (::linattn::Status status_ = (call); status_ != LINATTN_OK) return status_; \
   } while (0)

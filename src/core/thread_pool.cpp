@@ -113,8 +113,7 @@ Pool& pool() {
 int num_threads() { return threads_now.load(std::memory_order_relaxed); }
 
 void set_num_threads(int count) {
-  threads_now.store(count > 0 ? std::min(count, 1024) : threads_at_load,
-                    std::memory_order_relaxed);
+  threads_now.store(count > 0 ? std::min(count, 1024) : threads_at_load, std::memory_order_relaxed);
 }
 
 namespace detail {

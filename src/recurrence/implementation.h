@@ -25,11 +25,11 @@ struct Refusal {
 struct DeviceFacts {
   linattn_device device{};
   std::string name;
-  int threads = 1;               // CPU
-  int compute_capability = 0;    // CUDA: 90 for sm_90
-  int num_sms = 0;               // CUDA
+  int threads = 1;                 // CPU
+  int compute_capability = 0;      // CUDA: 90 for sm_90
+  int num_sms = 0;                 // CUDA
   int64_t shared_bytes_block = 0;  // CUDA: opt-in maximum of one CTA
-  std::string unavailable;       // why the device cannot run at all; empty: it can
+  std::string unavailable;         // why the device cannot run at all; empty: it can
 };
 
 struct Implementation;

@@ -99,8 +99,8 @@ class Validator {
     else
       LINATTN_TRY(require_shape(t, kv_axes, {count, p_.heads_v, p_.dim_k, p_.dim_v}));
     const int k = p_.state_v_first ? 3 : 2, v = p_.state_v_first ? 2 : 3;
-    *view = {static_cast<Type>(t.tensor->type), t.stride(0), 0, t.stride(1), t.stride(k),
-             t.stride(v)};
+    *view = {
+        static_cast<Type>(t.tensor->type), t.stride(0), 0, t.stride(1), t.stride(k), t.stride(v)};
     return LINATTN_OK;
   }
 
@@ -192,10 +192,9 @@ class Validator {
       LINATTN_TRY(require_present(t, "by every operator"));
       LINATTN_TRY(require_type(t, kFloatTypes));
       LINATTN_TRY(require_sane(t, device_, Access::read));
-      LINATTN_REQUIRE(t.tensor->rank == 4, LINATTN_INVALID_VALUE,
-                      "%s has shape %s; allowed: [B,T,%s]", t.name,
-                      shape_text(t.tensor->size, t.tensor->rank).c_str(),
-                      t.tensor == &a_.v ? "HV,V" : "H,K");
+      LINATTN_REQUIRE(
+          t.tensor->rank == 4, LINATTN_INVALID_VALUE, "%s has shape %s; allowed: [B,T,%s]", t.name,
+          shape_text(t.tensor->size, t.tensor->rank).c_str(), t.tensor == &a_.v ? "HV,V" : "H,K");
     }
     p_.batch = q.size(0), p_.num_tokens = q.size(1), p_.heads_qk = q.size(2), p_.dim_k = q.size(3);
     p_.heads_v = v.size(2), p_.dim_v = v.size(3);
@@ -207,18 +206,19 @@ class Validator {
     LINATTN_REQUIRE(p_.dim_v >= 1 && p_.dim_v <= kMaxHeadDim, LINATTN_INVALID_VALUE,
                     "v has head dimension V = %lld; allowed: 1 to %lld",
                     static_cast<long long>(p_.dim_v), static_cast<long long>(kMaxHeadDim));
-    LINATTN_REQUIRE(p_.heads_v >= 1 && p_.heads_v % p_.heads_qk == 0, LINATTN_INVALID_VALUE,
-                    "v has HV = %lld heads; allowed: a positive multiple of the H = %lld heads of q",
-                    static_cast<long long>(p_.heads_v), static_cast<long long>(p_.heads_qk));
+    LINATTN_REQUIRE(
+        p_.heads_v >= 1 && p_.heads_v % p_.heads_qk == 0, LINATTN_INVALID_VALUE,
+        "v has HV = %lld heads; allowed: a positive multiple of the H = %lld heads of q",
+        static_cast<long long>(p_.heads_v), static_cast<long long>(p_.heads_qk));
     const __int128 elements = static_cast<__int128>(p_.batch) * p_.num_tokens * p_.heads_v;
     LINATTN_REQUIRE(elements < (static_cast<__int128>(1) << 44), LINATTN_INVALID_VALUE,
                     "q and v have B*T*HV beyond 2^44: B = %lld, T = %lld, HV = %lld",
                     static_cast<long long>(p_.batch), static_cast<long long>(p_.num_tokens),
                     static_cast<long long>(p_.heads_v));
-    LINATTN_REQUIRE(static_cast<__int128>(p_.batch) * p_.heads_v < (1ll << 40) &&
-                        p_.num_tokens < (1ll << 40),
-                    LINATTN_INVALID_VALUE, "q has shape %s: beyond 2^40 sequences or tokens",
-                    shape_text(a_.q.size, 4).c_str());
+    LINATTN_REQUIRE(
+        static_cast<__int128>(p_.batch) * p_.heads_v < (1ll << 40) && p_.num_tokens < (1ll << 40),
+        LINATTN_INVALID_VALUE, "q has shape %s: beyond 2^40 sequences or tokens",
+        shape_text(a_.q.size, 4).c_str());
     LINATTN_TRY(token(q, &p_.q, "[B,T,H,K]", p_.heads_qk, p_.dim_k, kFloatTypes));
     LINATTN_TRY(require_same_type(k, q));
     LINATTN_TRY(token(k, &p_.k, "[B,T,H,K]", p_.heads_qk, p_.dim_k, kFloatTypes));
@@ -308,14 +308,14 @@ class Validator {
     const Named has = named("has_initial_state", a_.has_initial_state);
     const bool pool = a_.state_indices.type != LINATTN_NONE;
     if (h0.present() && !pool)
-      LINATTN_TRY(state(h0, &p_.initial_state, p_.num_sequences, "[N,HV,K,V]", "[N,HV,V,K]",
-                        Access::read));
+      LINATTN_TRY(
+          state(h0, &p_.initial_state, p_.num_sequences, "[N,HV,K,V]", "[N,HV,V,K]", Access::read));
     if (ht.present()) {
       LINATTN_REQUIRE(p_.pass == Pass::forward, LINATTN_INVALID_VALUE,
                       "final_state is given; it is an output of the forward pass alone");
       LINATTN_TRY(require_absent_with_pool(ht, pool));
-      LINATTN_TRY(state(ht, &p_.final_state, p_.num_sequences, "[N,HV,K,V]", "[N,HV,V,K]",
-                        Access::write));
+      LINATTN_TRY(
+          state(ht, &p_.final_state, p_.num_sequences, "[N,HV,K,V]", "[N,HV,V,K]", Access::write));
     }
     if (!has.present()) return LINATTN_OK;
     LINATTN_TRY(require_present(h0, "by has_initial_state"));
@@ -357,14 +357,13 @@ class Validator {
     LINATTN_TRY(state(pool, &p_.initial_state, p_.num_slots, "[slots,HV,K,V]", "[slots,HV,V,K]",
                       Access::write));
     const int64_t inner = pool.size(3), outer = pool.size(2);
-    LINATTN_REQUIRE((pool.stride(3) == 1 || inner == 1) &&
-                        (pool.stride(2) == inner || outer == 1) &&
-                        (pool.stride(1) == inner * outer || p_.heads_v == 1),
-                    LINATTN_INVALID_VALUE,
-                    "initial_state has strides %s for shape %s; a pool may pad its slots (axis 0), "
-                    "but each slot must be contiguous",
-                    shape_text(pool.tensor->stride, 4).c_str(),
-                    shape_text(pool.tensor->size, 4).c_str());
+    LINATTN_REQUIRE(
+        (pool.stride(3) == 1 || inner == 1) && (pool.stride(2) == inner || outer == 1) &&
+            (pool.stride(1) == inner * outer || p_.heads_v == 1),
+        LINATTN_INVALID_VALUE,
+        "initial_state has strides %s for shape %s; a pool may pad its slots (axis 0), "
+        "but each slot must be contiguous",
+        shape_text(pool.tensor->stride, 4).c_str(), shape_text(pool.tensor->size, 4).c_str());
     if (indices.tensor->rank == 2) {
       LINATTN_REQUIRE(p_.form == Form::recurrent, LINATTN_INVALID_VALUE,
                       "state_indices has shape %s; allowed for the chunk form: [N]",
@@ -380,9 +379,9 @@ class Validator {
                       static_cast<long long>(p_.num_tokens));
     }
     const auto like_indices = [&](const Named& t, IndexView* view) {
-      return p_.state_columns > 0 ? index(t, view, "[N,1+S]", {p_.num_sequences, p_.state_columns},
-                                          kIndexTypes)
-                                  : index(t, view, "[N]", {p_.num_sequences}, kIndexTypes);
+      return p_.state_columns > 0
+                 ? index(t, view, "[N,1+S]", {p_.num_sequences, p_.state_columns}, kIndexTypes)
+                 : index(t, view, "[N]", {p_.num_sequences}, kIndexTypes);
     };
     LINATTN_TRY(like_indices(indices, &p_.state_indices));
     if (out.present()) LINATTN_TRY(like_indices(out, &p_.output_state_indices));
@@ -422,8 +421,12 @@ class Validator {
     const int64_t outer = p_.state_v_first ? p_.dim_v : p_.dim_k;
     LINATTN_TRY(require_shape(h, axes, {p_.batch, p_.intermediate_rows, p_.heads_v, outer, inner}));
     const int k = p_.state_v_first ? 4 : 3, v = p_.state_v_first ? 3 : 4;
-    p_.intermediate_states = {static_cast<Type>(h.tensor->type), h.stride(0), h.stride(1),
-                              h.stride(2), h.stride(k), h.stride(v)};
+    p_.intermediate_states = {static_cast<Type>(h.tensor->type),
+                              h.stride(0),
+                              h.stride(1),
+                              h.stride(2),
+                              h.stride(k),
+                              h.stride(v)};
     return LINATTN_OK;
   }
 
@@ -461,16 +464,13 @@ class Validator {
   Status backward_outputs() {
     const Named q = named("q", a_.q), k = named("k", a_.k), v = named("v", a_.v);
     const Named g = named("g", a_.g), beta = named("beta", a_.beta);
-    LINATTN_TRY(
-        gradient(named("dq", a_.dq), &p_.dq, q, "[B,T,H,K]", p_.heads_qk, p_.dim_k));
-    LINATTN_TRY(
-        gradient(named("dk", a_.dk), &p_.dk, k, "[B,T,H,K]", p_.heads_qk, p_.dim_k));
+    LINATTN_TRY(gradient(named("dq", a_.dq), &p_.dq, q, "[B,T,H,K]", p_.heads_qk, p_.dim_k));
+    LINATTN_TRY(gradient(named("dk", a_.dk), &p_.dk, k, "[B,T,H,K]", p_.heads_qk, p_.dim_k));
     LINATTN_TRY(gradient(named("dv", a_.dv), &p_.dv, v, "[B,T,HV,V]", p_.heads_v, p_.dim_v));
     const bool channel = p_.gate == Gate::channel;
     LINATTN_TRY(gradient(named("dg", a_.dg), &p_.dg, g, channel ? "[B,T,HV,K]" : "[B,T,HV]",
                          p_.heads_v, channel ? p_.dim_k : 0));
-    LINATTN_TRY(
-        gradient(named("dbeta", a_.dbeta), &p_.dbeta, beta, "[B,T,HV]", p_.heads_v, 0));
+    LINATTN_TRY(gradient(named("dbeta", a_.dbeta), &p_.dbeta, beta, "[B,T,HV]", p_.heads_v, 0));
     const Named dA = named("dA_log", a_.dA_log), dbias = named("ddt_bias", a_.ddt_bias);
     const Named dh0 = named("dh0", a_.dh0);
     if (dA.present()) {

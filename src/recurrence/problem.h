@@ -118,8 +118,7 @@ struct Problem {
   TokenView q, k, v, g, beta, o, do_, dq, dk, dv, dg, dbeta;
   HeadView g_gamma, A_log, dt_bias, dA_log, ddt_bias;
   StateView initial_state, final_state, intermediate_states, dht, dh0;
-  IndexView cu_seqlens, state_indices, output_state_indices, has_initial_state,
-      num_accepted_tokens;
+  IndexView cu_seqlens, state_indices, output_state_indices, has_initial_state, num_accepted_tokens;
 };
 
 // Checks every rule of the interface; on success *problem is complete. The only place that knows

@@ -44,7 +44,8 @@ inline bool is_dead_index(const Problem& p, int64_t index) {
 inline int64_t first_column(const Problem& p, const void* num_accepted_tokens, int64_t sequence) {
   if (!p.num_accepted_tokens.present()) return 0;
   return read_index(p.num_accepted_tokens.type, num_accepted_tokens,
-                    sequence * p.num_accepted_tokens.n) - 1;
+                    sequence * p.num_accepted_tokens.n) -
+         1;
 }
 
 // Slot the sequence starts from, or -1 for a dead row.

@@ -5,8 +5,8 @@
 namespace linattn {
 
 std::string type_name(int32_t type) {
-  static const char* const names[] = {"none",  "float32", "bfloat16", "float16", "int32", "int64",
-                                      "bool",  "float64", "int16",    "int8",    "uint8"};
+  static const char* const names[] = {"none", "float32", "bfloat16", "float16", "int32", "int64",
+                                      "bool", "float64", "int16",    "int8",    "uint8"};
   const bool known = type >= 0 && type < static_cast<int32_t>(std::size(names));
   return known ? names[type] : "an unknown type";
 }
@@ -33,13 +33,15 @@ std::string shape_text(const int64_t* sizes, int rank) {
 }
 
 Status require_present(const Named& t, const char* why) {
-  LINATTN_REQUIRE(t.present(), LINATTN_INVALID_VALUE, "%s is None, but is required %s", t.name, why);
+  LINATTN_REQUIRE(t.present(), LINATTN_INVALID_VALUE, "%s is None, but is required %s", t.name,
+                  why);
   return LINATTN_OK;
 }
 
 Status require_absent(const Named& t, const char* why) {
-  LINATTN_REQUIRE(!t.present(), LINATTN_INVALID_VALUE, "%s of shape %s is given, but must be None %s",
-                  t.name, shape_text(t.tensor->size, t.tensor->rank).c_str(), why);
+  LINATTN_REQUIRE(!t.present(), LINATTN_INVALID_VALUE,
+                  "%s of shape %s is given, but must be None %s", t.name,
+                  shape_text(t.tensor->size, t.tensor->rank).c_str(), why);
   return LINATTN_OK;
 }
 
@@ -50,9 +52,11 @@ bool overlaps(const linattn_tensor& t) {
   int order[LINATTN_MAX_RANK], count = 0;
   for (int axis = 0; axis < t.rank; ++axis) {
     if (t.size[axis] == 0) return false;
-    if (t.size[axis] > 1) order[count++] = axis;
+    if (t.size[axis] == 1) continue;
+    int at = count++;
+    for (; at > 0 && t.stride[order[at - 1]] > t.stride[axis]; --at) order[at] = order[at - 1];
+    order[at] = axis;
   }
-  std::sort(order, order + count, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
   __int128 extent = 0;
   for (int i = 0; i < count; ++i) {
     if (t.stride[order[i]] <= extent) return true;
