@@ -1,5 +1,6 @@
 #include "core/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -103,10 +104,33 @@ class Pool {
   std::atomic<int64_t> next_{0};
 };
 
-Pool& pool() {
-  static Pool instance;
-  return instance;
+// A forked child has the parent's pool without its threads, perhaps mid-run: it gets a new one, and
+// the old one is left as it is, since its threads cannot be joined.
+std::atomic<Pool*> current_pool{nullptr};
+
+void forget_pool_after_fork() {
+  current_pool.store(nullptr);
+  inside_task = false;
 }
+
+Pool& pool() {
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool_after_fork);
+  (void)registered;
+  Pool* pool = current_pool.load(std::memory_order_acquire);
+  if (pool == nullptr) {
+    Pool* fresh = new Pool;
+    if (current_pool.compare_exchange_strong(pool, fresh, std::memory_order_acq_rel))
+      pool = fresh;
+    else
+      delete fresh;
+  }
+  return *pool;
+}
+
+// Joins the workers when the library is unloaded or the process ends.
+struct PoolEnd {
+  ~PoolEnd() { delete current_pool.exchange(nullptr); }
+} pool_end;
 
 }  // namespace
 
