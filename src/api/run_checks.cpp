@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "recurrence/elements.h"
+#include "recurrence/element.h"
 #include "recurrence/sequences.h"
 
 namespace linattn {
@@ -114,15 +114,15 @@ Status check_gate_range(const Problem& p, const linattn_args& args) {
     for (int64_t t = range.begin; t < range.end; ++t)
       for (int64_t h = 0; h < p.heads_v; ++h)
         for (int64_t c = 0; c < channels; ++c) {
-          const float g = load_float(p.g.type, args.g, p.g.at(range.batch, t, h, c));
+          const double g = load_element(p.g.type, args.g, p.g.at(range.batch, t, h, c));
           LINATTN_REQUIRE(!std::isnan(g), LINATTN_INVALID_VALUE,
                           "g[%lld,%lld,%lld] is NaN; allowed: a log decay",
                           static_cast<long long>(range.batch), static_cast<long long>(t),
                           static_cast<long long>(h));
-          LINATTN_REQUIRE(!p.safe_gate || (g >= -5.0f && g <= 0.0f), LINATTN_INVALID_VALUE,
+          LINATTN_REQUIRE(!p.safe_gate || (g >= -5.0 && g <= 0.0), LINATTN_INVALID_VALUE,
                           "g[%lld,%lld,%lld] is %g; allowed under safe_gate=True: [-5, 0)",
                           static_cast<long long>(range.batch), static_cast<long long>(t),
-                          static_cast<long long>(h), static_cast<double>(g));
+                          static_cast<long long>(h), g);
         }
   }
   return LINATTN_OK;
