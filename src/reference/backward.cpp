@@ -129,9 +129,6 @@ void head_backward(const Problem& p, const linattn_args& args, int64_t sequence,
     }
     end = begin;
   }
-  // What a sequence does not start from has no part in the result.
-  if (p.initial_state.present() && !starts_from_state(p, args, sequence))
-    std::fill_n(s.dS, state, 0.0);
   StatePlace{p.dh0, args.dh0, p.dh0.present() ? sequence : -1}.store(p, hv, s.dS);
 }
 
