@@ -1,0 +1,137 @@
+// Building blocks of the CPU implementation: one table of functions per instruction set, compiled
+// from the same source (simd/*.inl) and chosen once, when the library is loaded.
+//
+// Conventions
+// - Matrices are fp32, row-major, with a row stride (ld) in elements. Columns are computed in whole
+//   vectors: every row of a B or C operand must hold padded(columns) floats, and what lies between
+//   must be finite (zero, usually). leading(columns) is the stride that scratch should have.
+// - An A operand is read by broadcast and has two strides, so A^T costs nothing and needs no
+//   padding.
+// - Every element of a product is one chain of fused multiply-adds over the inner index in
+//   increasing order, from zero. Neither the number of rows nor that of columns changes a bit of
+//   an element; row i of a triangular form never reads a row of B on the wrong side of i, so a NaN
+//   there cannot reach it.
+// - Nothing here allocates or waits. Only files in targets/ may see vector types: those are
+//   compiled with flags that other files must not share, so a target's file includes no header
+//   with inline functions of the project but this one.
+#pragma once
+
+#include <cstdint>
+
+namespace linattn::cpu {
+
+inline constexpr int64_t kLanes = 16;     // floats of the widest vector of any target
+inline constexpr int64_t kMaxChunk = 64;  // tokens
+
+constexpr int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// An odd number of cache lines: a power of two would put a column's rows into a few cache sets.
+constexpr int64_t leading(int64_t n) { return (padded(n) / kLanes | 1) * kLanes; }
+
+// Same values as linattn::Type.
+enum class Element : int32_t { f32 = 1, bf16 = 2, f16 = 3 };
+
+// C = row_scale (.) C + A B,  or A B,  or C - A B.
+enum class Into : int32_t { set, add, subtract };
+
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0, a_col = 1;
+  const float* b = nullptr;
+  int64_t b_row = 0;
+  float* c = nullptr;
+  int64_t c_row = 0;
+  Into into = Into::set;
+  const float* row_scale = nullptr;  // [m], Into::add only: scales what C held
+};
+
+// Triangular products and solves, in place where stated; A is m x m with two strides.
+struct Triangular {
+  int64_t m = 0, n = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0, a_col = 1;
+  const float* b = nullptr;  // products only
+  int64_t b_row = 0;
+  float* c = nullptr;
+  int64_t c_row = 0;
+  Into into = Into::set;  // products only; set or add
+};
+
+// A chunk of one value head as the state sees it, all gates applied (docs/kernels/cpu.md):
+//   R_i = beta_i (V_i - Ka_i S - sum_{j<i} A_ij R_j)      (additive update: R = V)
+//   O_i = Qa_i S + sum_{j<=i} P_ij R_j
+//   S  <- gamma (.) S + Kr R
+struct ChunkStep {
+  int64_t tokens = 0, dim_k = 0, columns = 0;  // columns of V handled by this call
+  const float *ka = nullptr, *qa = nullptr;    // [tokens, dim_k], row stride ld_k
+  int64_t ld_k = 0;
+  const float* kr = nullptr;               // [dim_k, tokens], row stride ld_c
+  const float *a = nullptr, *p = nullptr;  // [tokens, tokens], row stride ld_c; a null: additive
+  int64_t ld_c = 0;
+  const float* beta = nullptr;   // [tokens], delta only
+  const float* gamma = nullptr;  // [dim_k]
+  float* s = nullptr;            // [dim_k, columns], row stride ld_v
+  float* r = nullptr;            // in V, out R
+  float* o = nullptr;            // may be null: the chunk's outputs are not wanted
+  int64_t ld_v = 0;
+};
+
+struct Kernels {
+  const char* name;
+
+  // Typed, strided memory <-> fp32 rows. Loading writes zeros up to padded(columns).
+  void (*load_rows)(const void* source, Element type, int64_t row_stride, int64_t column_stride,
+                    int64_t rows, int64_t columns, float* out, int64_t ld);
+  void (*store_rows)(const float* rows_in, int64_t ld, int64_t rows, int64_t columns, void* out,
+                     Element type, int64_t row_stride, int64_t column_stride);
+
+  // out[j][i] = in[i][j]; out's rows are written to padded(rows) with zeros.
+  void (*transpose)(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float* out,
+                    int64_t ld_out);
+
+  void (*gemm)(const Gemm&);
+  void (*lower_product)(const Triangular&);  // C (+)= tril(A) B, diagonal included; C is not B
+  void (*upper_product)(const Triangular&);  // C (+)= triu(A) B, diagonal included; C is not B
+  void (*lower_solve)(const Triangular&);    // C <- (I + tril(A, -1))^-1 C, forward substitution
+  void (*upper_solve)(const Triangular&);    // C <- (I + triu(A, 1))^-1 C, backward substitution
+
+  // Elementwise on `n` contiguous floats, in == out allowed. exp: about 1 ulp, -inf gives 0,
+  // large gives inf, NaN passes. softplus is linear above 20.
+  void (*exp)(const float* in, int64_t n, float* out);
+  void (*sigmoid)(const float* in, int64_t n, float* out);
+  void (*softplus)(const float* in, int64_t n, float* out);
+
+  // Raw gates to natural-log decays, in place, bias [columns] or null:
+  //   softplus: -factor softplus(x + bias);  bounded: lower_bound sigmoid(factor (x + bias)).
+  void (*gate_softplus)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* bias,
+                        float factor);
+  void (*gate_bounded)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* bias,
+                       float factor, float lower_bound);
+
+  // out[i] = 1 / sqrt(sum_j x_ij^2 + 1e-6), and x_ij *= scale[i] * factor (scale may be null).
+  void (*inverse_norms)(const float* x, int64_t ld, int64_t rows, int64_t columns, float* out);
+  void (*scale_rows)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* scale,
+                     float factor);
+
+  void (*chunk_step)(const ChunkStep&);
+};
+
+// The table of this machine, and the tables by name ("baseline", "avx2", "avx512", "neon"): null
+// when the library has no such target or the processor cannot run it.
+const Kernels& kernels();
+const Kernels* kernels_of(const char* name);
+
+// Denormals flushed to zero in the calling thread while this lives: decays underflow by design, and
+// a denormal operand costs a hundred times a normal one.
+class FlushDenormals {
+ public:
+  FlushDenormals();
+  ~FlushDenormals();
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  uint64_t saved_;
+};
+
+}  // namespace linattn::cpu

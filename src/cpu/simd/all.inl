@@ -1,0 +1,50 @@
+// Everything one target compiles. A file of targets/ defines LINATTN_TARGET (a namespace) and
+// LINATTN_TARGET_NAME and includes this.
+#include <bit>
+#include <cstdint>
+#include <experimental/simd>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/kernels.h"
+
+#if defined(__clang__)
+#define LINATTN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define LINATTN_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace linattn::cpu::LINATTN_TARGET {
+// Internal linkage: no symbol that a linker could share between targets.
+namespace {
+// clang-format off: later parts use earlier ones
+#include "cpu/simd/vector.inl"
+#include "cpu/simd/math.inl"
+#include "cpu/simd/convert.inl"
+#include "cpu/simd/gemm.inl"
+#include "cpu/simd/chunk_step.inl"
+// clang-format on
+}  // namespace
+
+extern const Kernels table;
+const Kernels table = {
+    .name = LINATTN_TARGET_NAME,
+    .load_rows = load_rows,
+    .store_rows = store_rows,
+    .transpose = transpose,
+    .gemm = gemm,
+    .lower_product = lower_product,
+    .upper_product = upper_product,
+    .lower_solve = lower_solve,
+    .upper_solve = upper_solve,
+    .exp = exp_array,
+    .sigmoid = sigmoid_array,
+    .softplus = softplus_array,
+    .gate_softplus = gate_softplus,
+    .gate_bounded = gate_bounded,
+    .inverse_norms = inverse_norms,
+    .scale_rows = scale_rows,
+    .chunk_step = chunk_step,
+};
+}  // namespace linattn::cpu::LINATTN_TARGET

@@ -1,0 +1,270 @@
+// Products and triangular solves on register tiles of MR rows and NV vectors. Column panels are the
+// outer loop: a panel of B stays in the first-level cache while the rows of A stream past it.
+
+template <int MR, int NV>
+struct Tile {
+  Vec x[MR][NV];
+
+  void zero() {
+    LINATTN_UNROLL
+    for (int i = 0; i < MR; ++i) LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) x[i][j] = 0.0f;
+  }
+
+  // x += A[0:MR, 0:k] B[0:k, 0:NV]
+  void multiply(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                int64_t b_row) {
+    for (int64_t p = 0; p < k; ++p) {
+      Vec row[NV];
+      LINATTN_UNROLL
+      for (int j = 0; j < NV; ++j) row[j] = load(b + p * b_row + j * kWidth);
+      LINATTN_UNROLL
+      for (int i = 0; i < MR; ++i) {
+        const Vec s = a[i * a_row + p * a_col];
+        LINATTN_UNROLL
+        for (int j = 0; j < NV; ++j) x[i][j] = x[i][j] + s * row[j];
+      }
+    }
+  }
+
+  void multiply_row(int i, float a, const float* b) {
+    const Vec s = a;
+    LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) x[i][j] = x[i][j] + s * load(b + j * kWidth);
+  }
+
+  void write(float* c, int64_t c_row) const {
+    LINATTN_UNROLL
+    for (int i = 0; i < MR; ++i) LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) store(x[i][j], c + i * c_row + j * kWidth);
+  }
+
+  void add_to(float* c, int64_t c_row) const {
+    LINATTN_UNROLL
+    for (int i = 0; i < MR; ++i) LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      float* p = c + i * c_row + j * kWidth;
+      store(load(p) + x[i][j], p);
+    }
+  }
+
+  void add_to_scaled(float* c, int64_t c_row, const float* scale) const {
+    LINATTN_UNROLL
+    for (int i = 0; i < MR; ++i) {
+      const Vec s = scale[i];
+      LINATTN_UNROLL
+      for (int j = 0; j < NV; ++j) {
+        float* p = c + i * c_row + j * kWidth;
+        store(s * load(p) + x[i][j], p);
+      }
+    }
+  }
+
+  void subtract_from(float* c, int64_t c_row) const {
+    LINATTN_UNROLL
+    for (int i = 0; i < MR; ++i) LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      float* p = c + i * c_row + j * kWidth;
+      store(load(p) - x[i][j], p);
+    }
+  }
+};
+
+// Calls f.template operator()<rows>(first row) for row tiles from the top.
+template <class F>
+inline void for_row_tiles(int64_t m, F f) {
+  int64_t i = 0;
+  for (; i + kTileRows <= m; i += kTileRows) f.template operator()<kTileRows>(i);
+  switch (m - i) {
+    case 1:
+      f.template operator()<1>(i);
+      break;
+    case 2:
+      f.template operator()<2>(i);
+      break;
+    case 3:
+      f.template operator()<3>(i);
+      break;
+    case 4:
+      f.template operator()<4>(i);
+      break;
+    case 5:
+      f.template operator()<5>(i);
+      break;
+    case 6:
+      if constexpr (kTileRows > 6) f.template operator()<6>(i);
+      break;
+    case 7:
+      if constexpr (kTileRows > 6) f.template operator()<7>(i);
+      break;
+    default:
+      break;
+  }
+}
+
+// The same tiles from the bottom.
+template <class F>
+inline void for_row_tiles_reversed(int64_t m, F f) {
+  int64_t i = m / kTileRows * kTileRows;
+  switch (m - i) {
+    case 1:
+      f.template operator()<1>(i);
+      break;
+    case 2:
+      f.template operator()<2>(i);
+      break;
+    case 3:
+      f.template operator()<3>(i);
+      break;
+    case 4:
+      f.template operator()<4>(i);
+      break;
+    case 5:
+      f.template operator()<5>(i);
+      break;
+    case 6:
+      if constexpr (kTileRows > 6) f.template operator()<6>(i);
+      break;
+    case 7:
+      if constexpr (kTileRows > 6) f.template operator()<7>(i);
+      break;
+    default:
+      break;
+  }
+  while (i > 0) {
+    i -= kTileRows;
+    f.template operator()<kTileRows>(i);
+  }
+}
+
+// Calls f.template operator()<vectors>(first column) for column panels of whole vectors.
+template <class F>
+inline void for_panels(int64_t n, F f) {
+  int64_t j = 0;
+  for (; j + (kTileVecs - 1) * kWidth < n; j += kTileVecs * kWidth)
+    f.template operator()<kTileVecs>(j);
+  static_assert(kTileVecs == 2);
+  if (j < n) f.template operator()<1>(j);
+}
+
+void gemm(const Gemm& g) {
+  for_panels(g.n, [&]<int NV>(int64_t j) {
+    for_row_tiles(g.m, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      t.multiply(g.k, g.a + i * g.a_row, g.a_row, g.a_col, g.b + j, g.b_row);
+      float* c = g.c + i * g.c_row + j;
+      if (g.into == Into::set)
+        t.write(c, g.c_row);
+      else if (g.into == Into::subtract)
+        t.subtract_from(c, g.c_row);
+      else if (g.row_scale != nullptr)
+        t.add_to_scaled(c, g.c_row, g.row_scale + i);
+      else
+        t.add_to(c, g.c_row);
+    });
+  });
+}
+
+void lower_product(const Triangular& g) {
+  for_panels(g.n, [&]<int NV>(int64_t j) {
+    for_row_tiles(g.m, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      const float* a = g.a + i * g.a_row;
+      t.multiply(i, a, g.a_row, g.a_col, g.b + j, g.b_row);
+      LINATTN_UNROLL
+      for (int p = 0; p < MR; ++p) LINATTN_UNROLL
+      for (int r = p; r < MR; ++r)
+        t.multiply_row(r, a[r * g.a_row + (i + p) * g.a_col], g.b + (i + p) * g.b_row + j);
+      float* c = g.c + i * g.c_row + j;
+      g.into == Into::set ? t.write(c, g.c_row) : t.add_to(c, g.c_row);
+    });
+  });
+}
+
+void upper_product(const Triangular& g) {
+  for_panels(g.n, [&]<int NV>(int64_t j) {
+    for_row_tiles(g.m, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      const float* a = g.a + i * g.a_row;
+      LINATTN_UNROLL
+      for (int p = 0; p < MR; ++p) LINATTN_UNROLL
+      for (int r = 0; r <= p; ++r)
+        t.multiply_row(r, a[r * g.a_row + (i + p) * g.a_col], g.b + (i + p) * g.b_row + j);
+      t.multiply(g.m - i - MR, a + (i + MR) * g.a_col, g.a_row, g.a_col,
+                 g.b + (i + MR) * g.b_row + j, g.b_row);
+      float* c = g.c + i * g.c_row + j;
+      g.into == Into::set ? t.write(c, g.c_row) : t.add_to(c, g.c_row);
+    });
+  });
+}
+
+// t holds what the rows above (below) contribute; finishes the tile's own rows against each other.
+template <int MR, int NV>
+inline void solve_tile_lower(Tile<MR, NV>& t, const float* a, int64_t a_row, int64_t a_col,
+                             float* c, int64_t c_row) {
+  LINATTN_UNROLL
+  for (int p = 0; p < MR; ++p) {
+    Vec x[NV];
+    LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      float* to = c + p * c_row + j * kWidth;
+      x[j] = load(to) - t.x[p][j];
+      store(x[j], to);
+    }
+    LINATTN_UNROLL
+    for (int r = p + 1; r < MR; ++r) {
+      const Vec s = a[r * a_row + p * a_col];
+      LINATTN_UNROLL
+      for (int j = 0; j < NV; ++j) t.x[r][j] = t.x[r][j] + s * x[j];
+    }
+  }
+}
+
+template <int MR, int NV>
+inline void solve_tile_upper(Tile<MR, NV>& t, const float* a, int64_t a_row, int64_t a_col,
+                             float* c, int64_t c_row) {
+  LINATTN_UNROLL
+  for (int p = MR - 1; p >= 0; --p) {
+    Vec x[NV];
+    LINATTN_UNROLL
+    for (int j = 0; j < NV; ++j) {
+      float* to = c + p * c_row + j * kWidth;
+      x[j] = load(to) - t.x[p][j];
+      store(x[j], to);
+    }
+    LINATTN_UNROLL
+    for (int r = 0; r < p; ++r) {
+      const Vec s = a[r * a_row + p * a_col];
+      LINATTN_UNROLL
+      for (int j = 0; j < NV; ++j) t.x[r][j] = t.x[r][j] + s * x[j];
+    }
+  }
+}
+
+void lower_solve(const Triangular& g) {
+  for_panels(g.n, [&]<int NV>(int64_t j) {
+    for_row_tiles(g.m, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      const float* a = g.a + i * g.a_row;
+      t.multiply(i, a, g.a_row, g.a_col, g.c + j, g.c_row);
+      solve_tile_lower(t, a + i * g.a_col, g.a_row, g.a_col, g.c + i * g.c_row + j, g.c_row);
+    });
+  });
+}
+
+void upper_solve(const Triangular& g) {
+  for_panels(g.n, [&]<int NV>(int64_t j) {
+    for_row_tiles_reversed(g.m, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      const float* a = g.a + i * g.a_row;
+      t.multiply(g.m - i - MR, a + (i + MR) * g.a_col, g.a_row, g.a_col,
+                 g.c + (i + MR) * g.c_row + j, g.c_row);
+      solve_tile_upper(t, a + i * g.a_col, g.a_row, g.a_col, g.c + i * g.c_row + j, g.c_row);
+    });
+  });
+}

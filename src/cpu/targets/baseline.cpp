@@ -1,0 +1,3 @@
+#define LINATTN_TARGET baseline
+#define LINATTN_TARGET_NAME "baseline"
+#include "cpu/simd/all.inl"
