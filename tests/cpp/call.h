@@ -67,6 +67,7 @@ struct Tensor {
   std::vector<unsigned char> data;
 
   int64_t count() const {
+    if (type == LINATTN_NONE) return 0;
     return std::accumulate(size.begin(), size.end(), int64_t{1}, std::multiplies<>());
   }
   int64_t offset(int64_t flat) const {
@@ -228,6 +229,40 @@ inline double error(const std::vector<double>& a, const std::vector<double>& b) 
   }
   if (!std::isfinite(difference) || !std::isfinite(norm)) return INFINITY;
   return difference == 0 ? 0 : std::sqrt(difference / norm);
+}
+
+inline bool same_bits(const Tensor& a, const Tensor& b) {
+  if (a.type != b.type || a.size != b.size) return false;
+  for (int64_t i = 0; i < a.count(); ++i)
+    if (std::memcmp(a.data.data() + a.offset(i) * bytes_of(a.type),
+                    b.data.data() + b.offset(i) * bytes_of(b.type),
+                    static_cast<size_t>(bytes_of(a.type))) != 0)
+      return false;
+  return true;
+}
+
+// Indices [begin, end) of one axis, contiguous.
+inline Tensor cut(const Tensor& from, size_t axis, int64_t begin, int64_t end) {
+  if (from.type == LINATTN_NONE) return from;
+  Tensor t = from;
+  t.size[axis] = end - begin;
+  t.data.erase(t.data.begin(), t.data.begin() + begin * from.stride[axis] * bytes_of(from.type));
+  Tensor packed = make(t.type, t.size);
+  for (int64_t i = 0; i < t.count(); ++i)
+    std::memcpy(packed.element(i), t.element(i), static_cast<size_t>(bytes_of(t.type)));
+  return packed;
+}
+
+inline bool all_zero(const Tensor& t) {
+  for (double x : t.values())
+    if (x != 0) return false;
+  return true;
+}
+
+inline bool all_finite(const Tensor& t) {
+  for (double x : t.values())
+    if (!std::isfinite(x)) return false;
+  return true;
 }
 
 }  // namespace call

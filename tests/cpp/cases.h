@@ -170,4 +170,16 @@ inline void add_backward_tensors(Call& call, const Case& c, uint32_t seed) {
     if (call[input].type != LINATTN_NONE) call[gradient] = make(call[input].type, call[input].size);
 }
 
+inline Call forward_of(const Case& c, uint32_t seed) {
+  Call call = build(c, seed);
+  add_forward_outputs(call, c);
+  return call;
+}
+
+inline Call backward_of(const Case& c, uint32_t seed) {
+  Call call = build(c, seed);
+  add_backward_tensors(call, c, seed + 1);
+  return call;
+}
+
 }  // namespace call
