@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import _abi, _state
 from ._library import library, raise_status
@@ -35,9 +36,26 @@ from ._problem import (
 logger = logging.getLogger("linattn")
 
 _ARGS = struct.Struct("@" + _abi.ARGS_FORMAT)
+_ARGS_BYTES = _ARGS.size
 _pack_args = _ARGS.pack
-_NO_GRADIENTS = (0,) * 10
+# The forward pass has no gradients: those pointers are padding.
+_FORWARD_ARGS = struct.Struct("@" + _abi.ARGS_FORMAT[:-10] + "80x")
+_pack_forward_args = _FORWARD_ARGS.pack
+# A CPU call is over when it returns, so small workspaces can be one piece of memory a thread.
+_SCRATCH_BYTES = 1 << 20
 _TOKEN_TENSORS = (0, 1, 2, 3, 5)
+
+
+def _raw_stream(index: int) -> int:
+    """The current stream of a CUDA device as the number that a cudaStream_t is."""
+    stream: int = torch._C._cuda_getCurrentRawStream(index)
+    return stream
+
+
+def _new_scratch() -> int:
+    _state.local.scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
+    _state.local.scratch_pointer = _state.local.scratch.data_ptr()
+    return _state.local.scratch_pointer
 
 
 class Plan:
@@ -47,12 +65,15 @@ class Plan:
         "copies",
         "cuda_index",
         "device",
+        "dtype",
         "final_shape",
         "handle",
         "implementation",
         "like_v",
         "o_shape",
         "row_shape",
+        "run",
+        "scratch",
         "workspace_bytes",
     )
 
@@ -65,9 +86,12 @@ class Plan:
             self.handle = None
             raise_status(lib, status, problem, device)
         self.handle = handle.value
+        self.run = lib.linattn_run
         self.device = q.device
+        self.dtype = q.dtype
         self.cuda_index = q.device.index if q.device.type == "cuda" else -1
         self.workspace_bytes = lib.linattn_plan_workspace_bytes(handle)
+        self.scratch = self.cuda_index < 0 and 0 < self.workspace_bytes <= _SCRATCH_BYTES
         self.implementation = lib.linattn_plan_implementation(handle).decode()
         # What the forward pass makes; filled in by _plan_forward.
         self.copies: tuple[int, ...] = ()
@@ -80,12 +104,6 @@ class Plan:
     def __del__(self) -> None:
         if self.handle is not None:
             library().linattn_plan_destroy(self.handle)
-
-    def stream(self) -> int | None:
-        if self.cuda_index < 0:
-            return None
-        stream: int = torch._C._cuda_getCurrentRawStream(self.cuda_index)
-        return stream
 
 
 _FAMILY_NAMES = {
@@ -166,10 +184,29 @@ def run_forward(
     rows: int,
     out: Tensor | None,
 ) -> Outputs:
-    """Runs a forward problem on plain tensors: (o, final_state or None, states or None).
+    """Runs a forward problem on the tensors' bytes: (o, final_state or None, states or None).
 
     ``final_type`` is None when no final state is wanted, ``rows`` is -1 when no intermediate
     states are.
+    """
+    found = find_forward(switches, inputs, final_type, state_every, rows, out, False)
+    assert found is not None
+    return found
+
+
+def find_forward(
+    switches: Switches,
+    inputs: Inputs,
+    final_type: torch.dtype | None,
+    state_every: int,
+    rows: int,
+    out: Tensor | None,
+    grad: bool,
+) -> Outputs | None:
+    """run_forward, but None where an input is no plain tensor, or with ``grad`` needs a gradient.
+
+    One pass over the inputs checks them and makes the key: each attribute of a tensor costs 0.1
+    microseconds, and there are up to fourteen tensors.
     """
     force = _state.local.force if _state.special else 0
     key: list[Any] = [switches, final_type, state_every, rows, force]
@@ -179,9 +216,12 @@ def run_forward(
             if t is None:
                 key.append(None)
                 pointers.append(0)
-            else:
-                key += (t.shape, t.stride(), t.dtype, t.device)
-                pointers.append(t.data_ptr())
+                continue
+            kind = type(t)
+            if (kind is not Tensor and kind is not Parameter) or (grad and t.requires_grad):
+                return None
+            key += (t.shape, t.stride(), t.dtype, t.device)
+            pointers.append(t.data_ptr())
         if out is not None:
             key += (out.shape, out.stride(), out.dtype, out.device)
     except RuntimeError:
@@ -191,54 +231,42 @@ def run_forward(
     plan = _plans.get(found)
     if plan is None:
         plan = _plan_forward(found, switches, inputs, final_type, state_every, rows, out, force)
-    return _launch_forward(plan, inputs, pointers, final_type, rows, out)
-
-
-def _launch_forward(
-    plan: Plan,
-    inputs: Inputs,
-    pointers: list[int],
-    final_type: torch.dtype | None,
-    rows: int,
-    out: Tensor | None,
-) -> Outputs:
-    q, k, v = inputs[0], inputs[1], inputs[2]
-    assert q is not None and v is not None and k is not None
-    held = []
-    for index in plan.copies:
-        held.append(inputs[index].contiguous())  # type: ignore[union-attr]
-        pointers[index] = held[-1].data_ptr()
+    if plan.copies:
+        held = {index: inputs[index].contiguous() for index in plan.copies}  # type: ignore[union-attr]
+        for index, t in held.items():
+            pointers[index] = t.data_ptr()
     if out is not None:
         o = out
     elif plan.like_v:
-        o = torch.empty_like(v)
+        o = torch.empty_like(inputs[2])  # type: ignore[arg-type]
     else:
-        o = torch.empty(plan.o_shape, dtype=q.dtype, device=plan.device)
+        o = torch.empty(plan.o_shape, dtype=plan.dtype, device=plan.device)
     final_state = states = None
     final_pointer = states_pointer = workspace_pointer = 0
     if final_type is not None:
         final_state = torch.empty(plan.final_shape, dtype=final_type, device=plan.device)
         final_pointer = final_state.data_ptr()
     if rows >= 0:
-        states = torch.empty(plan.row_shape, dtype=k.dtype, device=plan.device)
+        states = torch.empty(plan.row_shape, dtype=plan.dtype, device=plan.device)
         states_pointer = states.data_ptr()
-    if plan.workspace_bytes:
+    if plan.scratch:
+        workspace_pointer = _state.local.scratch_pointer or _new_scratch()
+    elif plan.workspace_bytes:
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
         workspace_pointer = workspace.data_ptr()
-    packed = _pack_args(
-        _ARGS.size,
+    packed = _pack_forward_args(
+        _ARGS_BYTES,
         0,
         workspace_pointer,
         *pointers,
         o.data_ptr(),
         final_pointer,
         states_pointer,
-        *_NO_GRADIENTS,
     )
-    lib = library()
-    status = lib.linattn_run(plan.handle, packed, plan.stream())
+    stream = None if plan.cuda_index < 0 else _raw_stream(plan.cuda_index)
+    status = plan.run(plan.handle, packed, stream)
     if status:
-        raise_status(lib, status)
+        raise_status(library(), status)
     _state.local.last = plan.implementation
     return o, final_state, states
 
@@ -289,7 +317,7 @@ def run_backward(
     if plan.workspace_bytes:
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=plan.device)
     packed = _pack_args(
-        _ARGS.size,
+        _ARGS_BYTES,
         0,
         0 if workspace is None else workspace.data_ptr(),
         *pointers[:14],
@@ -299,9 +327,9 @@ def run_backward(
         *pointers[14:],
         *(0 if t is None else t.data_ptr() for t in gradients),
     )
-    lib = library()
-    status = lib.linattn_run(plan.handle, packed, plan.stream())
+    stream = None if plan.cuda_index < 0 else _raw_stream(plan.cuda_index)
+    status = plan.run(plan.handle, packed, stream)
     if status:
-        raise_status(lib, status)
+        raise_status(library(), status)
     _state.local.last = plan.implementation
     return gradients

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.autograd import profiler as _profiler
 
 from . import _abi, _state, _torch_ops
 from ._arguments import integer, no_tensor, real
-from ._call import run_forward
+from ._call import find_forward, run_forward
 from ._problem import INPUT_NAMES, Switches, axis
 
 _grad_enabled = torch.is_grad_enabled
@@ -108,29 +108,24 @@ def call(
         has_initial_state,
         num_accepted_tokens,
     )
-    if _compiling() or not _direct(inputs, out):
-        return _traced(switches, inputs, final_type, every, rows, out)
-    o, final_state, states = run_forward(switches, inputs, final_type, every, rows, out)
+    result = None
+    if not _compiling() and not _watched() and (out is None or type(out) is Tensor):
+        result = find_forward(switches, inputs, final_type, every, rows, out, _grad_enabled())
+    if result is None:
+        result = _traced(switches, inputs, final_type, every, rows, out)
     if state_indices is not None and output_final_state:
-        final_state = initial_state
-    return o, final_state, states
+        return result[0], initial_state, result[2]
+    return result
 
 
-def _direct(inputs: tuple[Tensor | None, ...], out: Tensor | None) -> bool:
-    """Whether nothing but the library has to see this call."""
-    grad = _grad_enabled()
-    for t in inputs:
-        if t is not None:
-            kind = type(t)
-            if (kind is not Tensor and kind is not Parameter) or (grad and t.requires_grad):
-                return False
+def _watched() -> bool:
+    """Whether someone besides the library has to see this call: a tracer, a profiler, autocast."""
     return (
-        (out is None or type(out) is Tensor)
-        and not _num_modes()
-        and _functorch_level() is None
-        and not _any_autocast()
-        and not torch.autograd.profiler._is_profiler_enabled
-        and not (_state.special and _state.local.capture is not None)
+        _num_modes() > 0
+        or _functorch_level() is not None
+        or _any_autocast()
+        or _profiler._is_profiler_enabled
+        or (_state.special > 0 and _state.local.capture is not None)
     )
 
 
@@ -188,7 +183,7 @@ def _traced(
             every,
             rows,
         )
-        final_state = initial_state
+        final_state = None
     else:
         if has_initial_state is not None:
             initial_state = _masked(initial_state, has_initial_state)

@@ -12,6 +12,8 @@ class _Local(threading.local):
     force: int = 0
     last: str | None = None
     capture: Callable[..., Any] | None = None
+    scratch: Any = None
+    scratch_pointer: int = 0
 
 
 local = _Local()

@@ -3,28 +3,16 @@
 #include <algorithm>
 
 #include "core/thread_pool.h"
-#if __has_include("cpu/cpu.h")
 #include "cpu/cpu.h"
-#define LINATTN_CPU(entry) &cpu::entry,
-#else
-#define LINATTN_CPU(entry)
-#endif
-#if __has_include("reference/reference.h")
 #include "reference/reference.h"
-#define LINATTN_REFERENCE(entry) &reference::entry,
-#else
-#define LINATTN_REFERENCE(entry)
-#endif
 
 namespace linattn {
 namespace {
 
-const std::vector<const Implementation*> kChunkForward = {LINATTN_CPU(chunk_forward)
-                                                              LINATTN_REFERENCE(chunk_forward)};
-const std::vector<const Implementation*> kRecurrentForward = {
-    LINATTN_CPU(recurrent_forward) LINATTN_REFERENCE(recurrent_forward)};
-const std::vector<const Implementation*> kBackward = {LINATTN_CPU(backward)
-                                                          LINATTN_REFERENCE(backward)};
+const std::vector<const Implementation*> kChunkForward = {&cpu::chunk_forward,
+                                                          &reference::chunk_forward};
+const std::vector<const Implementation*> kRecurrentForward = {&reference::recurrent_forward};
+const std::vector<const Implementation*> kBackward = {&reference::backward};
 
 }  // namespace
 

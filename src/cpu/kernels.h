@@ -61,13 +61,15 @@ struct Triangular {
 //   R_i = beta_i (V_i - Ka_i S - sum_{j<i} A_ij R_j)      (additive update: R = V)
 //   O_i = Qa_i S + sum_{j<=i} P_ij R_j
 //   S  <- gamma (.) S + Kr R
+// with A_ij = <k_i, k_j> under the decay from j to i (beta stands outside), P_ij likewise from q.
 struct ChunkStep {
   int64_t tokens = 0, dim_k = 0, columns = 0;  // columns of V handled by this call
   const float *ka = nullptr, *qa = nullptr;    // [tokens, dim_k], row stride ld_k
   int64_t ld_k = 0;
-  const float* kr = nullptr;               // [dim_k, tokens], row stride ld_c
-  const float *a = nullptr, *p = nullptr;  // [tokens, tokens], row stride ld_c; a null: additive
+  const float* kr = nullptr;  // [dim_k, tokens], row stride ld_c
   int64_t ld_c = 0;
+  const float *a = nullptr, *p = nullptr;  // [tokens, tokens], row stride ld_a; a null: additive
+  int64_t ld_a = 0;
   const float* beta = nullptr;   // [tokens], delta only
   const float* gamma = nullptr;  // [dim_k]
   float* s = nullptr;            // [dim_k, columns], row stride ld_v
@@ -75,6 +77,22 @@ struct ChunkStep {
   float* o = nullptr;            // may be null: the chunk's outputs are not wanted
   int64_t ld_v = 0;
 };
+
+// How that record is made. Rows of k and q, and of A and P, take turns, so that a pair of products
+// with the same right side is one.
+struct ChunkRecord {
+  int64_t tokens = 0, dim_k = 0;
+  bool delta = false;   // false: k's rows are left as they are, A is not made
+  float* kq = nullptr;  // [tokens, 2, ld_k]; in: k and scaled q, normalised if need be; out: Ka, Qa
+  int64_t ld_k = 0;
+  float* g = nullptr;   // channel: [tokens, ld_k], overwritten; head: [tokens], null without gate
+  float* kr = nullptr;  // out [dim_k, ld_c]
+  float* ap = nullptr;  // out [tokens, 2, ld_c], right at and below the diagonal (A: below)
+  int64_t ld_c = 0;
+  float* gamma = nullptr;  // out [padded(dim_k)]
+  float* work = nullptr;   // record_work(ld_k) floats
+};
+constexpr int64_t record_work(int64_t ld_k) { return 35 * ld_k + 2 * kMaxChunk; }
 
 struct Kernels {
   const char* name;
@@ -113,6 +131,8 @@ struct Kernels {
   void (*scale_rows)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* scale,
                      float factor);
 
+  void (*channel_record)(const ChunkRecord&);
+  void (*head_record)(const ChunkRecord&);
   void (*chunk_step)(const ChunkStep&);
 };
 

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdint>
 #include <experimental/simd>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -23,6 +24,7 @@ namespace {
 #include "cpu/simd/math.inl"
 #include "cpu/simd/convert.inl"
 #include "cpu/simd/gemm.inl"
+#include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
 // clang-format on
 }  // namespace
@@ -45,6 +47,8 @@ const Kernels table = {
     .gate_bounded = gate_bounded,
     .inverse_norms = inverse_norms,
     .scale_rows = scale_rows,
+    .channel_record = channel_record,
+    .head_record = head_record,
     .chunk_step = chunk_step,
 };
 }  // namespace linattn::cpu::LINATTN_TARGET

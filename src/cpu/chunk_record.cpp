@@ -1,0 +1,49 @@
+#include "cpu/chunk_record.h"
+
+namespace linattn::cpu {
+
+void make_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
+                 const ChunkPlace& place, const Record& record, const StepScratch& scratch) {
+  const bool delta = p.update == Update::delta;
+  load_kq(p, args, place, record.kq, shape.ld_k, nullptr);
+  if (delta) load_beta(p, args, place, record.beta);
+  if (p.gate != Gate::none) load_gates(p, args, place, scratch.g, shape.ld_k, scratch.bias);
+  const ChunkRecord c{.tokens = place.count,
+                      .dim_k = p.dim_k,
+                      .delta = delta,
+                      .kq = record.kq,
+                      .ld_k = shape.ld_k,
+                      .g = p.gate == Gate::none ? nullptr : scratch.g,
+                      .kr = record.kr,
+                      .ap = record.ap,
+                      .ld_c = shape.ld_c,
+                      .gamma = record.gamma,
+                      .work = scratch.work};
+  p.gate == Gate::channel ? kernels().channel_record(c) : kernels().head_record(c);
+}
+
+void step_over(const Problem& p, const linattn_args& args, const ChunkShape& shape,
+               const ChunkPlace& place, const Record& record, const StepScratch& scratch, float* s,
+               int64_t column, int64_t columns) {
+  load_token_rows(p.v, args.v, place, place.head, column, columns, scratch.r, shape.ld_v);
+  kernels().chunk_step({.tokens = place.count,
+                        .dim_k = p.dim_k,
+                        .columns = columns,
+                        .ka = record.kq,
+                        .qa = record.kq + shape.ld_k,
+                        .ld_k = 2 * shape.ld_k,
+                        .kr = record.kr,
+                        .ld_c = shape.ld_c,
+                        .a = p.update == Update::delta ? record.ap : nullptr,
+                        .p = record.ap + shape.ld_c,
+                        .ld_a = 2 * shape.ld_c,
+                        .beta = record.beta,
+                        .gamma = record.gamma,
+                        .s = s,
+                        .r = scratch.r,
+                        .o = scratch.o,
+                        .ld_v = shape.ld_v});
+  store_token_rows(scratch.o, shape.ld_v, p.o, args.o, place, place.head, column, columns);
+}
+
+}  // namespace linattn::cpu

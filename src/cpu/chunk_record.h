@@ -1,0 +1,53 @@
+// A prepared chunk and the step that a state makes over it, on scratch from the ledger.
+#pragma once
+
+#include "cpu/inputs.h"
+#include "cpu/states.h"
+
+namespace linattn::cpu {
+
+// Tokens of a chunk by kind of gate (docs/kernels/cpu.md has the measurement). A constant of the
+// kind: what a token computes may not depend on the length of its sequence.
+inline constexpr int64_t kChunkChannel = 64;
+inline constexpr int64_t kChunkHead = 64;
+
+constexpr int64_t chunk_tokens(Gate gate) {
+  return gate == Gate::channel ? kChunkChannel : kChunkHead;
+}
+
+struct Record {
+  float *kq, *kr, *ap, *beta, *gamma;
+
+  void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
+    kq = ledger->take<float>(shape.chunk * 2 * shape.ld_k);
+    kr = ledger->take<float>(p.dim_k * shape.ld_c);
+    ap = ledger->take<float>(shape.chunk * 2 * shape.ld_c);
+    beta = ledger->take<float>(padded(shape.chunk));
+    gamma = ledger->take<float>(shape.ld_k);
+  }
+};
+
+struct StepScratch {
+  float *g, *work, *bias;  // making a record
+  float *r, *o, *state;    // stepping over it
+
+  void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
+    g = ledger->take<float>(p.gate == Gate::channel ? shape.chunk * shape.ld_k
+                                                    : padded(shape.chunk));
+    work = ledger->take<float>(record_work(shape.ld_k));
+    bias = ledger->take<float>(shape.ld_k);
+    r = ledger->take<float>(shape.chunk * shape.ld_v);
+    o = ledger->take<float>(shape.chunk * shape.ld_v);
+    state = ledger->take<float>(state_work(p.dim_k));
+  }
+};
+
+void make_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
+                 const ChunkPlace& place, const Record& record, const StepScratch& scratch);
+
+// s: columns [column, column + columns) of the state, row stride ld_v. Writes o.
+void step_over(const Problem& p, const linattn_args& args, const ChunkShape& shape,
+               const ChunkPlace& place, const Record& record, const StepScratch& scratch, float* s,
+               int64_t column, int64_t columns);
+
+}  // namespace linattn::cpu

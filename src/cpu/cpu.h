@@ -1,0 +1,12 @@
+// The CPU implementation's entries of the ordered lists.
+#pragma once
+
+#include "recurrence/implementation.h"
+
+namespace linattn::cpu {
+
+extern const Implementation chunk_forward;
+extern const Implementation recurrent_forward;
+extern const Implementation backward;
+
+}  // namespace linattn::cpu

@@ -1,0 +1,211 @@
+// From a chunk's rows to its record: decayed operands, A, P and the chunk's own decay.
+// No difference of cumulated gates occurs and no exponential above one for a gate below zero:
+// decays over a few tokens are products, over more they are exponentials of sums, so a gate of
+// -inf is a factor 0 like any other.
+
+// Tokens of a diagonal block: the finest blocks that fill a vector.
+constexpr int kBlock = kWidth > 8 ? static_cast<int>(kWidth) : 8;
+constexpr int kBlockVecs = kBlock / static_cast<int>(kWidth);
+
+typedef float Raw __attribute__((vector_size(kWidth * sizeof(float))));
+
+template <int N, int... I>
+inline Vec first_lanes(Vec a, Vec b, std::integer_sequence<int, I...>) {
+  return std::bit_cast<Vec>(__builtin_shufflevector(std::bit_cast<Raw>(a), std::bit_cast<Raw>(b),
+                                                    (I < N ? I : I + static_cast<int>(kWidth))...));
+}
+// Lanes below N from a, the others from b.
+template <int N>
+inline Vec first_lanes(Vec a, Vec b) {
+  if constexpr (N <= 0)
+    return b;
+  else if constexpr (N >= static_cast<int>(kWidth))
+    return a;
+  else
+    return first_lanes<N>(a, b, std::make_integer_sequence<int, static_cast<int>(kWidth)>());
+}
+
+// Rows FIRST.. of a diagonal block against all tokens of the block, one vector of tokens at a time
+// (lane j is token j): keys decay as the row moves on, and are left decayed to the last row.
+// Lane j of row i is right for j <= i; beyond it lies a future token that nobody reads.
+template <bool DELTA, int FIRST, int ROWS, int VEC>
+inline void diagonal_rows(const ChunkRecord& c, const float* q, const float* k, const float* d,
+                          float* kr, float* ap) {
+  Vec a[ROWS], p[ROWS];
+  LINATTN_UNROLL
+  for (int i = 0; i < ROWS; ++i) a[i] = p[i] = 0.0f;
+  constexpr int lane = VEC * static_cast<int>(kWidth);
+  for (int64_t x = 0; x < c.dim_k; ++x) {
+    Vec key = load(kr + x * c.ld_c + lane);
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      (
+          [&] {
+            constexpr int row = FIRST + I;
+            key = first_lanes<row - lane>(key * d[row * c.ld_k + x], key);
+            if constexpr (DELTA) a[I] = a[I] + k[row * 2 * c.ld_k + x] * key;
+            p[I] = p[I] + q[row * 2 * c.ld_k + x] * key;
+          }(),
+          ...);
+    }(std::make_integer_sequence<int, ROWS>());
+    store(key, kr + x * c.ld_c + lane);
+  }
+  LINATTN_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    float* row = ap + (FIRST + i) * 2 * c.ld_c + lane;
+    if constexpr (DELTA) store(a[i], row);
+    store(p[i], row + c.ld_c);
+  }
+}
+
+// Rows whose accumulators for A and P fit the registers.
+constexpr int kDiagonalRows = kTileRows > 6 ? 8 : 4;
+
+template <bool DELTA, int VEC, int FIRST, int ROWS = kDiagonalRows>
+inline void diagonal_from(const ChunkRecord& c, int rows, const float* q, const float* k,
+                          const float* d, float* kr, float* ap) {
+  if constexpr (FIRST < kBlock && ROWS > 0) {
+    if (rows - FIRST < ROWS)
+      return diagonal_from<DELTA, VEC, FIRST, ROWS - 1>(c, rows, q, k, d, kr, ap);
+    // Rows above this vector's first token have nothing to do with it.
+    if constexpr (FIRST + ROWS > VEC * static_cast<int>(kWidth))
+      diagonal_rows<DELTA, FIRST, ROWS, VEC>(c, q, k, d, kr, ap);
+    if constexpr (ROWS == kDiagonalRows)
+      diagonal_from<DELTA, VEC, FIRST + ROWS>(c, rows, q, k, d, kr, ap);
+  }
+}
+
+template <bool DELTA>
+inline void diagonal_block(const ChunkRecord& c, int rows, const float* q, const float* k,
+                           const float* d, float* kr, float* ap) {
+  diagonal_from<DELTA, 0, 0>(c, rows, q, k, d, kr, ap);
+  if constexpr (kBlockVecs > 1) diagonal_from<DELTA, 1, 0>(c, rows, q, k, d, kr, ap);
+  static_assert(kBlockVecs <= 2);
+}
+
+// out[0:rows, 0:columns] = in^T for rows > columns: keys of one block as columns of kr.
+inline void keys_to_columns(const ChunkRecord& c, int64_t first, int64_t count, int64_t lanes) {
+  for (int64_t x = 0; x < c.dim_k; ++x) {
+    float line[kBlock] = {};
+    for (int64_t i = 0; i < count; ++i) line[i] = c.kq[(first + i) * 2 * c.ld_k + x];
+    for (int64_t i = 0; i < lanes; i += kWidth)
+      store(load(line + i), c.kr + x * c.ld_c + first + i);
+  }
+}
+
+void channel_record(const ChunkRecord& c) {
+  const int64_t width = padded(c.dim_k);
+  float* block_decay = c.work;           // [K] over the current block
+  float* prefix = block_decay + c.ld_k;  // [K] over the blocks before it
+  float* total = prefix + c.ld_k;        // [K] sum of gates so far
+  float* decayed = total + c.ld_k;       // [2 kBlock, ld_k]: rows from the block's start
+  for (int64_t x = 0; x < width; x += kWidth) {
+    store(Vec(1.0f), prefix + x);
+    store(Vec(0.0f), total + x);
+  }
+  for (int64_t first = 0; first < c.tokens; first += kBlock) {
+    const int64_t rows = smaller(c.tokens - first, kBlock);
+    float* d = c.g + first * c.ld_k;
+    float* kq = c.kq + first * 2 * c.ld_k;
+    for (int64_t x = 0; x < width; x += kWidth) {
+      Vec sum = 0.0f, decay = 1.0f;
+      for (int64_t i = 0; i < rows; ++i) {
+        const Vec g = load(d + i * c.ld_k + x);
+        sum = sum + g;
+        const Vec e = exp_of(g);
+        store(e, d + i * c.ld_k + x);
+        decay = decay * e;
+        float* from = kq + i * 2 * c.ld_k + x;
+        float* to = decayed + i * 2 * c.ld_k + x;
+        store(load(from) * decay, to);
+        store(load(from + c.ld_k) * decay, to + c.ld_k);
+      }
+      store(exp_of(sum), block_decay + x);
+      const Vec all = load(total + x) + sum;
+      store(all, total + x);
+      store(exp_of(all), c.gamma + x);
+    }
+    float* ap = c.ap + first * 2 * c.ld_c;
+    if (first > 0) {
+      Gemm g{.n = first, .k = c.dim_k, .b = c.kr, .b_row = c.ld_c, .c_row = c.ld_c};
+      if (c.delta)
+        g.m = 2 * rows, g.a = decayed, g.a_row = c.ld_k, g.c = ap;
+      else
+        g.m = rows, g.a = decayed + c.ld_k, g.a_row = 2 * c.ld_k, g.c = ap + c.ld_c,
+        g.c_row = 2 * c.ld_c;
+      gemm(g);
+      for (int64_t x = 0; x < c.dim_k; ++x) {
+        const Vec s = block_decay[x];
+        float* row = c.kr + x * c.ld_c;
+        for (int64_t j = 0; j < first; j += kWidth) store(load(row + j) * s, row + j);
+      }
+    }
+    keys_to_columns(c, first, rows, kBlock);
+    if (c.delta)
+      diagonal_block<true>(c, static_cast<int>(rows), kq + c.ld_k, kq, d, c.kr + first, ap + first);
+    else
+      diagonal_block<false>(c, static_cast<int>(rows), kq + c.ld_k, kq, d, c.kr + first,
+                            ap + first);
+    for (int64_t i = 0; i < 2 * rows; ++i)
+      for (int64_t x = 0; x < width; x += kWidth)
+        store(load(decayed + i * c.ld_k + x) * load(prefix + x), kq + i * c.ld_k + x);
+    for (int64_t x = 0; x < width; x += kWidth) store(load(c.gamma + x), prefix + x);
+  }
+}
+
+void head_record(const ChunkRecord& c) {
+  const int64_t width = padded(c.tokens);
+  transpose(c.kq, 2 * c.ld_k, c.tokens, c.dim_k, c.kr, c.ld_c);
+  for (int64_t first = 0; first < c.tokens; first += kTileRows) {
+    const int64_t rows = smaller(c.tokens - first, kTileRows);
+    Gemm g{.n = first + rows, .k = c.dim_k, .b = c.kr, .b_row = c.ld_c, .c_row = c.ld_c};
+    float* kq = c.kq + first * 2 * c.ld_k;
+    float* ap = c.ap + first * 2 * c.ld_c;
+    if (c.delta)
+      g.m = 2 * rows, g.a = kq, g.a_row = c.ld_k, g.c = ap;
+    else
+      g.m = rows, g.a = kq + c.ld_k, g.a_row = 2 * c.ld_k, g.c = ap + c.ld_c, g.c_row = 2 * c.ld_c;
+    gemm(g);
+  }
+  if (c.g == nullptr) {
+    for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = 1.0f;
+    return;
+  }
+  // since[j]: sum of the gates after token j up to the current row.
+  float* since = c.work;
+  float* weight = since + kMaxChunk;
+  for (int64_t j = 0; j < width; j += kWidth) store(Vec(0.0f), since + j);
+  float start = 0.0f;
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    const float g = c.g[i];
+    start += g;
+    const int64_t end = i + 1;
+    for (int64_t j = 0; j < end; j += kWidth) store(load(since + j) + g, since + j);
+    since[i] = 0.0f;
+    float* a = c.ap + i * 2 * c.ld_c;
+    float* p = a + c.ld_c;
+    for (int64_t j = 0; j < end; j += kWidth) {
+      const Vec w = exp_of(load(since + j));
+      if (c.delta) store(load(a + j) * w, a + j);
+      store(load(p + j) * w, p + j);
+    }
+    weight[i] = start;
+  }
+  exp_array(weight, c.tokens, weight);
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    const Vec w = weight[i];
+    float* row = c.kq + i * 2 * c.ld_k;
+    for (int64_t x = 0; x < padded(c.dim_k); x += kWidth) {
+      if (c.delta) store(load(row + x) * w, row + x);
+      store(load(row + c.ld_k + x) * w, row + c.ld_k + x);
+    }
+  }
+  const float gamma = weight[c.tokens - 1];
+  for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = gamma;
+  exp_array(since, c.tokens, weight);
+  for (int64_t j = c.tokens; j < width; ++j) weight[j] = 0.0f;
+  for (int64_t x = 0; x < c.dim_k; ++x)
+    for (int64_t j = 0; j < width; j += kWidth) {
+      float* at = c.kr + x * c.ld_c + j;
+      store(load(at) * load(weight + j), at);
+    }
+}
