@@ -12,7 +12,7 @@ namespace {
 const std::vector<const Implementation*> kChunkForward = {&cpu::chunk_forward,
                                                           &reference::chunk_forward};
 const std::vector<const Implementation*> kRecurrentForward = {&reference::recurrent_forward};
-const std::vector<const Implementation*> kBackward = {&reference::backward};
+const std::vector<const Implementation*> kBackward = {&cpu::backward, &reference::backward};
 
 }  // namespace
 

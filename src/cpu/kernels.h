@@ -134,6 +134,8 @@ struct Kernels {
   void (*channel_record)(const ChunkRecord&);
   void (*head_record)(const ChunkRecord&);
   void (*chunk_step)(const ChunkStep&);
+
+  const struct GradientKernels* gradient;  // gradient_kernels.h
 };
 
 // The table of this machine, and the tables by name ("baseline", "avx2", "avx512", "neon"): null

@@ -193,6 +193,10 @@ class Planned {
   Planned(const Planned&) = delete;
   ~Planned() { linattn_plan_destroy(plan_); }
 
+  int64_t workspace_bytes() const {
+    return status_ == LINATTN_OK ? linattn_plan_workspace_bytes(plan_) : 0;
+  }
+
   bool run() {
     if (status_ != LINATTN_OK) return false;
     linattn_args args{};

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu/gradient_kernels.h"
 #include "cpu/kernels.h"
 
 #if defined(__clang__)
@@ -26,7 +27,21 @@ namespace {
 #include "cpu/simd/gemm.inl"
 #include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
+#include "cpu/simd/gradient.inl"
 // clang-format on
+
+constexpr GradientKernels gradient_table = {
+    .prefix_rows = prefix_rows,
+    .suffix_rows = suffix_rows,
+    .prefix_gradient = prefix_gradient,
+    .suffix_gradient = suffix_gradient,
+    .pair_block = pair_block,
+    .pair_gradient = pair_gradient,
+    .gate_gradient = gate_gradient,
+    .row_dots = row_dots,
+    .scaled_copy = scaled_copy,
+    .norm_gradient = norm_gradient,
+};
 }  // namespace
 
 extern const Kernels table;
@@ -50,5 +65,6 @@ const Kernels table = {
     .channel_record = channel_record,
     .head_record = head_record,
     .chunk_step = chunk_step,
+    .gradient = &gradient_table,
 };
 }  // namespace linattn::cpu::LINATTN_TARGET
