@@ -18,6 +18,7 @@ from linattn.nn import (
 )
 
 VOCABULARY = 256
+TokenMixer = KimiDeltaAttention | GatedDeltaNet | GatedLinearAttention | LightningAttention
 
 
 class SquaredReluMLP(nn.Module):
@@ -33,23 +34,26 @@ class SquaredReluMLP(nn.Module):
 class Block(nn.Module):
     """``x + mixer(norm(x))``, then ``x + mlp(norm(x))``."""
 
-    def __init__(self, width: int, mixer: nn.Module, mlp_ratio: float) -> None:
+    def __init__(self, width: int, mixer: TokenMixer, mlp_ratio: float) -> None:
         super().__init__()
         self.mixer_norm = RMSNorm(width)
         self.mixer = mixer
         self.mlp_norm = RMSNorm(width)
         self.mlp = SquaredReluMLP(width, int(width * mlp_ratio))
+        # Both branches start at zero: at step 0 the model is its embedding alone.
+        nn.init.zeros_(mixer.o_proj.weight)
+        nn.init.zeros_(self.mlp.down.weight)
 
     def forward(self, x: Tensor, cache: DecodeCache | None) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
-def mixers(width: int, heads: int) -> list[nn.Module]:
+def mixers(width: int, heads: int) -> list[TokenMixer]:
     """One layer of each kind. The local context that short convolutions see matters most in a
     byte model, so all four have them."""
     dim = width // heads
-    kinds: list[Callable[[int], nn.Module]] = [
+    kinds: list[Callable[[int], TokenMixer]] = [
         lambda i: KimiDeltaAttention(width, 1, dim, heads, layer_idx=i),
         lambda i: GatedDeltaNet(width, 1, dim, heads, layer_idx=i),
         lambda i: GatedLinearAttention(
@@ -84,15 +88,8 @@ class HybridLM(nn.Module):
         self.blocks = nn.ModuleList(Block(width, m, mlp_ratio) for m in mixers(width, heads))
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
-        self._initialise()
-
-    def _initialise(self) -> None:
         nn.init.normal_(self.embedding.weight, std=1.0)
         nn.init.zeros_(self.head.weight)
-        for block in self.blocks:
-            # Each branch starts at zero: at step 0 the model is the embedding alone.
-            nn.init.zeros_(block.mixer.o_proj.weight)
-            nn.init.zeros_(block.mlp.down.weight)
 
     def forward(self, tokens: Tensor, cache: DecodeCache | None = None) -> Tensor:
         """``tokens [B, T]`` int64 -> logits ``[B, T, 256]`` of the byte after each."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from train import History
 
@@ -16,21 +15,28 @@ class Ledger(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.ran: dict[str, set[str]] = {}
-        logger = logging.getLogger("linattn")
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-        logger.addHandler(self)
+
+    def __enter__(self) -> Ledger:
+        self._logger = logging.getLogger("linattn")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
 
     def emit(self, record: logging.LogRecord) -> None:
         # "kda chunk forward q [..] v [..] -> cpu on cpu"
         problem, _, where = record.getMessage().partition(" -> ")
         self.ran.setdefault(" ".join(problem.split()[:3]), set()).add(where)
 
-    def print(self, console: Console) -> None:
+    def table(self) -> Table:
         table = Table("operator", "ran on", title="Implementations")
         for operator, where in sorted(self.ran.items()):
             table.add_row(operator, ", ".join(sorted(where)))
-        console.print(table)
+        return table
 
 
 def plot(history: History, path: Path) -> None:

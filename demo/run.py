@@ -27,7 +27,7 @@ PROMPT_BYTES = 512
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],  # type: ignore[union-attr]
+        description="Trains a small hybrid language model, then writes with it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -42,7 +42,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")
     add("--sample-bytes", type=int, default=600, help="bytes to write at the end")
     add("--temperature", type=float, default=0.7)
-    add("--output", type=Path, default=Path(__file__).parent, help="folder for loss.png, sample.txt")
+    add(
+        "--output", type=Path, default=Path(__file__).parent, help="folder for loss.png, sample.txt"
+    )
     options = parser.parse_args(argv)
     for name in ("steps", "batch", "context", "width", "heads", "sample_bytes"):
         if getattr(options, name) < 1:
@@ -71,11 +73,14 @@ def choose_device(wanted: str, width: int, heads: int) -> tuple[torch.device, st
 
 
 def main(argv: list[str] | None = None) -> int:
+    with Ledger() as ledger:
+        return demonstrate(arguments(argv), ledger)
+
+
+def demonstrate(options: argparse.Namespace, ledger: Ledger) -> int:
     began = time.perf_counter()
-    options = arguments(argv)
-    console = Console()
+    console = Console(soft_wrap=True)
     device, reason = choose_device(options.device, options.width, options.heads)
-    ledger = Ledger()
     torch.manual_seed(options.seed)
     corpus = standard_library()
     model = HybridLM(options.width, options.heads).to(device)
@@ -83,7 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     console.print(f"device      {device} ({reason}), {torch.get_num_threads()} CPU threads")
     console.print(
         f"corpus      {corpus.num_files} files under {corpus.root}: "
-        f"{len(corpus.train) / 1e6:.1f} MB to train on, {len(corpus.validation) / 1e6:.2f} MB held out"
+        f"{len(corpus.train) / 1e6:.1f} MB to train on, "
+        f"{len(corpus.validation) / 1e6:.2f} MB held out"
     )
     console.print(
         f"model       KDA, GDN, GLA, Lightning; width {options.width}, {options.heads} heads, "
@@ -123,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     console.rule("written by the model")
     console.print(sample.text.decode(errors="replace"), markup=False, highlight=False)
     console.rule()
-    ledger.print(console)
+    console.print(ledger.table())
     matches = sample.error <= TOLERANCE
     console.print(
         f"loss        train {history.recent():.3f}, validation {history.validation[-1][1]:.3f} "

@@ -1,5 +1,7 @@
 """Short convolution and norms of linattn.nn against plain torch."""
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -82,13 +84,11 @@ def test_packed_equals_separate_with_gradients(lengths, with_cache, offset_type)
     cache = None
     if with_cache:
         cache = torch.randn(len(lengths), DIM, WIDTH, dtype=torch.float64, requires_grad=True)
-    y, state = layer(
-        x, cache=cache, output_final_state=True, cu_seqlens=offsets.to(offset_type)
-    )
+    y, state = layer(x, cache=cache, output_final_state=True, cu_seqlens=offsets.to(offset_type))
     assert torch.equal(y[:, total:], torch.zeros(1, tail, DIM, dtype=y.dtype))
 
     pieces, states = [], []
-    for n, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for n, (begin, end) in enumerate(itertools.pairwise(offsets)):
         past = None if cache is None else cache[n : n + 1]
         piece, final = layer(x[:, begin:end], cache=past, output_final_state=True)
         pieces.append(piece)

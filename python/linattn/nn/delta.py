@@ -115,7 +115,7 @@ class KimiDeltaAttention(HeadMixer):
         **carried: Any,
     ) -> tuple[Tensor, Tensor | None]:
         # The token-by-token operator has no kernels to choose from by that promise.
-        promise = {} if recurrent else {"safe_gate": self.safe_gate}
+        promise: dict[str, Any] = {} if recurrent else {"safe_gate": self.safe_gate}
         operator = fused_recurrent_kda if recurrent else chunk_kda
         return operator(
             q,
