@@ -52,8 +52,10 @@ docs: $(venv)/stamp-docs ## The pages of docs/ as a site in site/
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: wheel
-wheel: build ## dist/linattn-*.whl from the library in build/
-	tools/build_wheel.sh dist
+DIST ?= dist
+wheel: build ## dist/linattn-*.whl, from the library as it lies in build/
+	$(python) -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --wheel-dir $(DIST) --config-settings=build-dir=build
 
 .PHONY: sanitize
 sanitize: $(venv)/stamp-build ## C++ tests under the address, undefined-behaviour and thread sanitizers
