@@ -36,7 +36,8 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After `prefix`: the wheel configures build/ for itself until the next `make build`."""
     where = tmp_path_factory.mktemp("dist")
     run("make", "-C", ROOT, "wheel", f"DIST={where}")
     (found,) = where.glob("*.whl")
