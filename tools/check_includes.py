@@ -1,6 +1,6 @@
 """Nothing includes upward: each layer of the C++ sources may include itself and lower ones.
 
-    python tools/check_includes.py        exit status 1 and one line for each include that climbs
+python tools/check_includes.py        exit status 1 and one line for each include that climbs
 """
 
 import re

@@ -84,12 +84,23 @@ linattn_problem legal(Source& s) {
   p.family = static_cast<int32_t>(1 + s.below(6));
   const bool delta = p.family <= LINATTN_DELTA;
   switch (p.family) {
-    case LINATTN_KDA: p.gate = LINATTN_GATE_CHANNEL; break;
-    case LINATTN_GDN: p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_CHANNEL, 0}); break;
-    case LINATTN_GLA: p.gate = s.of({LINATTN_GATE_CHANNEL, 0}); break;
-    case LINATTN_SIMPLE_GLA: p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_HEAD_CONSTANT}); break;
-    case LINATTN_LIGHTNING: p.gate = LINATTN_GATE_HEAD_CONSTANT; break;
-    default: break;
+    case LINATTN_KDA:
+      p.gate = LINATTN_GATE_CHANNEL;
+      break;
+    case LINATTN_GDN:
+      p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_CHANNEL, 0});
+      break;
+    case LINATTN_GLA:
+      p.gate = s.of({LINATTN_GATE_CHANNEL, 0});
+      break;
+    case LINATTN_SIMPLE_GLA:
+      p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_HEAD_CONSTANT});
+      break;
+    case LINATTN_LIGHTNING:
+      p.gate = LINATTN_GATE_HEAD_CONSTANT;
+      break;
+    default:
+      break;
   }
   p.pass = s.one_in(3) ? LINATTN_BACKWARD : LINATTN_FORWARD;
   p.form = p.pass == LINATTN_BACKWARD ? LINATTN_CHUNK : s.of({LINATTN_CHUNK, LINATTN_RECURRENT});
@@ -170,8 +181,8 @@ linattn_problem legal(Source& s) {
   if (p.form == LINATTN_CHUNK && s.one_in(3)) {
     p.state_every = s.of<int64_t>({0, 64, 128});
     const int64_t every = p.state_every == 0 ? 64 : p.state_every;
-    const int64_t rows = packed ? linattn_intermediate_rows_bound(tokens, n, every)
-                                : (tokens + every - 1) / every;
+    const int64_t rows =
+        packed ? linattn_intermediate_rows_bound(tokens, n, every) : (tokens + every - 1) / every;
     p.intermediate_states = v_first ? strided(s, type, {batch, rows, hv, v, k})
                                     : strided(s, type, {batch, rows, hv, k, v});
   }
@@ -184,18 +195,34 @@ void mutate(Source& s, linattn_problem& p) {
   linattn_tensor& t = *all[static_cast<std::size_t>(s.below(static_cast<int64_t>(all.size())))];
   const int64_t axis = s.below(LINATTN_MAX_RANK);
   const auto extreme = [&] {
-    return s.of<int64_t>({0, 1, -1, 2, 7, 256, 257, 1 << 20, INT64_MAX, INT64_MIN, INT64_MAX / 2,
-                          int64_t{1} << 32});
+    return s.of<int64_t>(
+        {0, 1, -1, 2, 7, 256, 257, 1 << 20, INT64_MAX, INT64_MIN, INT64_MAX / 2, int64_t{1} << 32});
   };
   switch (s.below(9)) {
-    case 0: t.type = static_cast<int32_t>(s.below(14)) - 2; break;
-    case 1: t.rank = static_cast<int32_t>(s.below(9)) - 2; break;
-    case 2: t.size[axis] = extreme(); break;
-    case 3: t.stride[axis] = extreme(); break;
-    case 4: t.device_type = static_cast<int32_t>(s.below(5)) - 1; break;
-    case 5: t = *all[static_cast<std::size_t>(s.below(static_cast<int64_t>(all.size())))]; break;
-    case 6: t = {}; break;
-    case 7: p.struct_size = static_cast<uint32_t>(s.word()); break;
+    case 0:
+      t.type = static_cast<int32_t>(s.below(14)) - 2;
+      break;
+    case 1:
+      t.rank = static_cast<int32_t>(s.below(9)) - 2;
+      break;
+    case 2:
+      t.size[axis] = extreme();
+      break;
+    case 3:
+      t.stride[axis] = extreme();
+      break;
+    case 4:
+      t.device_type = static_cast<int32_t>(s.below(5)) - 1;
+      break;
+    case 5:
+      t = *all[static_cast<std::size_t>(s.below(static_cast<int64_t>(all.size())))];
+      break;
+    case 6:
+      t = {};
+      break;
+    case 7:
+      p.struct_size = static_cast<uint32_t>(s.word());
+      break;
     default: {
       const std::size_t at = static_cast<std::size_t>(s.below(sizeof(p) - 4));
       const uint32_t value = s.any<uint32_t>();
@@ -219,7 +246,9 @@ void fill(Source& s, Allocation& a, std::size_t bytes) {
   a.bytes = std::make_unique<char[]>(bytes);
   const bool wild = s.one_in(8);  // any bit pattern: NaN, infinity
   uint64_t state = static_cast<uint64_t>(s.word()) * 2 + 1;
-  const auto next = [&] { return (state = state * 6364136223846793005u + 1442695040888963407u) >> 33; };
+  const auto next = [&] {
+    return (state = state * 6364136223846793005u + 1442695040888963407u) >> 33;
+  };
   const std::size_t size = linattn::element_bytes(a.tensor.type);
   for (std::size_t at = 0; at < bytes; at += size) {
     const float value = -2.0f * static_cast<float>(next() % 1000) / 1000.0f;
@@ -227,9 +256,11 @@ void fill(Source& s, Allocation& a, std::size_t bytes) {
     std::memcpy(&bits, &value, 4);
     if (wild) bits = static_cast<uint32_t>(next());
     if (a.tensor.type == LINATTN_BF16) bits >>= 16;
-    if (a.tensor.type == LINATTN_F16) bits = wild ? bits : 0xb000 | static_cast<uint32_t>(next() % 1024);
+    if (a.tensor.type == LINATTN_F16)
+      bits = wild ? bits : 0xb000 | static_cast<uint32_t>(next() % 1024);
     const int64_t integer = static_cast<int64_t>(next() % 7) - 1;
-    if (a.tensor.type == LINATTN_I32 || a.tensor.type == LINATTN_I64 || a.tensor.type == LINATTN_BOOL)
+    if (a.tensor.type == LINATTN_I32 || a.tensor.type == LINATTN_I64 ||
+        a.tensor.type == LINATTN_BOOL)
       std::memcpy(&a.bytes[at], &integer, size);
     else
       std::memcpy(&a.bytes[at], &bits, size);
@@ -242,8 +273,10 @@ void fill_offsets(Source& s, Allocation& a, int64_t tokens) {
   for (int64_t n = 0; n < a.tensor.size[0]; ++n) {
     if (n > 0) value += s.below(tokens - value + 1);
     if (s.one_in(40)) value = s.below(tokens + 3) - 1;
-    const int64_t at = n * a.tensor.stride[0] * static_cast<int64_t>(linattn::element_bytes(a.tensor.type));
-    std::memcpy(&a.bytes[static_cast<std::size_t>(at)], &value, linattn::element_bytes(a.tensor.type));
+    const int64_t at =
+        n * a.tensor.stride[0] * static_cast<int64_t>(linattn::element_bytes(a.tensor.type));
+    std::memcpy(&a.bytes[static_cast<std::size_t>(at)], &value,
+                linattn::element_bytes(a.tensor.type));
   }
 }
 
@@ -259,7 +292,8 @@ std::vector<bool> owned_bytes(const linattn_tensor& t, std::size_t bytes) {
       offset += rest % t.size[axis] * t.stride[axis];
       rest /= t.size[axis];
     }
-    for (std::size_t b = 0; b < size; ++b) owned[static_cast<std::size_t>(offset) * size + b] = true;
+    for (std::size_t b = 0; b < size; ++b)
+      owned[static_cast<std::size_t>(offset) * size + b] = true;
   }
   return owned;
 }
@@ -276,7 +310,8 @@ bool small_enough(const linattn_problem& p, linattn_plan_t plan, std::size_t wor
     total += bytes;
   }
   const double work = static_cast<double>(p.q.size[0] * p.q.size[1]) *
-                      static_cast<double>(p.v.size[2]) * static_cast<double>(p.q.size[3] * p.v.size[3]);
+                      static_cast<double>(p.v.size[2]) *
+                      static_cast<double>(p.q.size[3] * p.v.size[3]);
   const bool slow = std::strcmp(linattn_plan_implementation(plan), "reference") == 0;
   return total < kMaxBytes && work < (slow ? kMaxWork : 20 * kMaxWork);
 }
@@ -320,12 +355,14 @@ void run(Source& s, const linattn_problem& problem, linattn_plan_t plan) {
     for (std::size_t at = 0; at < bytes; ++at)
       if (a.bytes[at] != a.before[at] && !may_change[at])
         broken("byte " + std::to_string(at) + " of tensor " +
-               std::to_string(&a - allocations.data()) + " changed, status " + std::to_string(status));
+               std::to_string(&a - allocations.data()) + " changed, status " +
+               std::to_string(status));
   }
 }
 
 void plan_and_run(Source& s, const linattn_problem& p) {
-  const linattn_device device{s.one_in(10) ? static_cast<int32_t>(s.below(4)) : LINATTN_DEVICE_CPU, 0};
+  const linattn_device device{s.one_in(10) ? static_cast<int32_t>(s.below(4)) : LINATTN_DEVICE_CPU,
+                              0};
   linattn_plan_t plan = nullptr;
   const int32_t status = linattn_plan(&p, device, &plan);
   if (status < LINATTN_OK || status > LINATTN_NOT_IMPLEMENTED) broken("a status of no name");
@@ -352,8 +389,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   linattn_problem problem{};
   if (s.one_in(16)) {
     problem = s.any<linattn_problem>();
-    problem.struct_size = s.one_in(2) ? sizeof(problem)
-                                      : std::min<uint32_t>(problem.struct_size, sizeof(problem));
+    problem.struct_size =
+        s.one_in(2) ? sizeof(problem) : std::min<uint32_t>(problem.struct_size, sizeof(problem));
   } else {
     problem = legal(s);
     for (int64_t faults = s.below(8) - 4; faults > 0; --faults) mutate(s, problem);
