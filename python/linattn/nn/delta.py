@@ -147,9 +147,8 @@ class GatedDeltaNet(HeadMixer):
     Parameters are named as in FLA's layer of this name, so its checkpoints load.
 
     Args:
-        hidden_size, expand_v, head_dim, num_heads, num_v_heads, mode, use_short_conv,
-            allow_neg_eigval, conv_size, conv_bias, layer_idx, norm_eps: as
-            :class:`KimiDeltaAttention`.
+        hidden_size, expand_v, head_dim, num_heads, num_v_heads, mode: as KimiDeltaAttention.
+        use_short_conv, allow_neg_eigval, conv_size, conv_bias, layer_idx, norm_eps: likewise.
         use_gate: gate the output; else only normalise it.
 
     Raises:
