@@ -49,6 +49,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("steps", "batch", "context", "width", "heads", "sample_bytes"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}: at least 1")
+    if options.width % options.heads != 0:
+        parser.error(f"--width is {options.width}: a multiple of --heads, {options.heads}")
     if options.temperature <= 0:
         parser.error(f"--temperature is {options.temperature}: above 0")
     return options

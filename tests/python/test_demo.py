@@ -14,17 +14,20 @@ RUN = Path(__file__).parents[2] / "demo" / "run.py"
 TINY = ["--steps", "4", "--batch", "2", "--context", "96", "--width", "32", "--heads", "2"]
 
 
-def run(*options):
-    return subprocess.run(
-        [sys.executable, RUN, *TINY, "--device", "cpu", *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.fixture
+def demo(monkeypatch):
+    monkeypatch.syspath_prepend(RUN.parent)
+    spec = importlib.util.spec_from_file_location("demo_run", RUN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_trains_and_writes(tmp_path):
-    result = run("--sample-bytes", "24", "--output", str(tmp_path))
+    options = ["--device", "cpu", "--sample-bytes", "24", "--output", tmp_path]
+    result = subprocess.run(
+        [sys.executable, RUN, *TINY, *options], capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     assert "decode equals prefill" in result.stdout
     for family in ("kda", "gdn", "gla", "lightning"):
@@ -35,12 +38,7 @@ def test_trains_and_writes(tmp_path):
     assert len(prompt) == 512 and text.endswith(b"\n")
 
 
-def test_fails_when_decode_differs_from_prefill(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(RUN.parent)
-    spec = importlib.util.spec_from_file_location("demo_run", RUN)
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-
+def test_fails_when_decode_differs_from_prefill(demo, tmp_path, monkeypatch):
     class Forgetful(demo.HybridLM):
         """Starts from nothing at every call: what the check is there to find."""
 
@@ -57,11 +55,12 @@ def test_fails_when_decode_differs_from_prefill(tmp_path, monkeypatch):
     [
         (["--steps", "0"], "--steps is 0: at least 1"),
         (["--temperature", "0"], "--temperature is 0.0: above 0"),
-        (["--width", "33"], "width=33: must be a multiple of heads=2"),
+        (["--width", "33"], "--width is 33: a multiple of --heads, 2"),
         (["--device", "tpu"], "invalid choice"),
     ],
 )
-def test_bad_options(option, text):
-    result = run(*option)
-    assert result.returncode != 0
-    assert text in result.stderr
+def test_bad_options(demo, option, text, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        demo.main([*TINY, *option])
+    assert stopped.value.code == 2
+    assert text in capsys.readouterr().err
