@@ -154,6 +154,12 @@ def _plan_forward(
 ) -> Plan:
     q, k, v = inputs[:3]
     assert q is not None and v is not None and k is not None
+    beta = inputs[5]
+    if beta is not None and beta.dim() == 4 and beta.shape == v.shape:
+        raise NotImplementedError(
+            f"beta has shape {list(beta.shape)}, a value for every value channel; linattn offers "
+            "one for every head alone, [B,T,HV]"
+        )
     descriptors = forward_descriptors(switches, inputs, final_type, rows, out)
     copies: list[int] = []
     if q.device.type == "cuda":
@@ -189,7 +195,8 @@ def run_forward(
     ``final_type`` is None when no final state is wanted, ``rows`` is -1 when no intermediate
     states are.
     """
-    found = find_forward(switches, inputs, final_type, state_every, rows, out, False)
+    plain = [t.resolve_neg() if t is not None else None for t in inputs]
+    found = find_forward(switches, plain, final_type, state_every, rows, out, False, False)
     assert found is not None
     return found
 
@@ -202,8 +209,10 @@ def find_forward(
     rows: int,
     out: Tensor | None,
     grad: bool,
+    strict: bool = True,
 ) -> Outputs | None:
-    """run_forward, but None where an input is no plain tensor, or with ``grad`` needs a gradient.
+    """run_forward, but None where with ``strict`` an input is of a subclass, with ``grad`` one
+    needs a gradient, or one is negated lazily.
 
     One pass over the inputs checks them and makes the key: each attribute of a tensor costs 0.1
     microseconds, and there are up to fourteen tensors.
@@ -218,7 +227,11 @@ def find_forward(
                 pointers.append(0)
                 continue
             kind = type(t)
-            if (kind is not Tensor and kind is not Parameter) or (grad and t.requires_grad):
+            if (
+                (kind is not Tensor and kind is not Parameter and strict)
+                or (grad and t.requires_grad)
+                or t.is_neg()
+            ):
                 return None
             key += (t.shape, t.stride(), t.dtype, t.device)
             pointers.append(t.data_ptr())

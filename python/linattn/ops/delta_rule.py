@@ -137,8 +137,6 @@ def fused_recurrent_delta_rule(
 
     Formula, shapes and types are those of ``chunk_delta_rule``. Differentiable without a pool.
     """
-    if isinstance(beta, Tensor) and beta.dim() == 4:
-        refuse(beta=(beta, None))
     o, final_state, _ = call(
         _abi.DELTA,
         _abi.RECURRENT,
