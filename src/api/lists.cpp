@@ -11,7 +11,8 @@ namespace {
 
 const std::vector<const Implementation*> kChunkForward = {&cpu::chunk_forward,
                                                           &reference::chunk_forward};
-const std::vector<const Implementation*> kRecurrentForward = {&reference::recurrent_forward};
+const std::vector<const Implementation*> kRecurrentForward = {&cpu::recurrent_forward,
+                                                              &reference::recurrent_forward};
 const std::vector<const Implementation*> kBackward = {&cpu::backward, &reference::backward};
 
 }  // namespace

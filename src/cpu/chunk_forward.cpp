@@ -221,6 +221,9 @@ class Forward {
     const FlushDenormals flush;
     const ThreadBlock b = block(thread);
     const Record record_of_thread = record(thread * l_.records);
+    if (c.range.length() == 0)
+      return pass_state(start(c, 0, p_.dim_v), end(c, 0, p_.dim_v), p_.dim_k, b.s, l_.shape.ld_v,
+                        b.scratch.state);
     load_state(start(c, 0, p_.dim_v), p_.dim_k, b.s, l_.shape.ld_v, b.scratch.state);
     for (int64_t i = 0; i < chunks(c); ++i) {
       make_record(p_, args_, l_.shape, place(c, i), record_of_thread, b.scratch);

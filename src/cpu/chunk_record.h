@@ -8,8 +8,8 @@ namespace linattn::cpu {
 
 // Tokens of a chunk by kind of gate (docs/kernels/cpu.md has the measurement). A constant of the
 // kind: what a token computes may not depend on the length of its sequence.
-inline constexpr int64_t kChunkChannel = 64;
-inline constexpr int64_t kChunkHead = 64;
+inline constexpr int64_t kChunkChannel = 32;
+inline constexpr int64_t kChunkHead = 32;
 
 constexpr int64_t chunk_tokens(Gate gate) {
   return gate == Gate::channel ? kChunkChannel : kChunkHead;

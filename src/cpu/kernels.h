@@ -94,6 +94,24 @@ struct ChunkRecord {
 };
 constexpr int64_t record_work(int64_t ld_k) { return 35 * ld_k + 2 * kMaxChunk; }
 
+// One token of one value head, state in the caller's memory, for `columns` channels of V:
+//   S <- decay (.) S;  u = beta (v - S^T k) or v;  S <- S + k u^T;  o = S^T q.
+struct DecodeStep {
+  int64_t dim_k = 0, columns = 0;
+  bool delta = false, v_first = false;
+  const float *q = nullptr, *k = nullptr;  // [dim_k], padded with zeros; q scaled
+  const float* decay = nullptr;            // [dim_k], padded with anything finite
+  float beta = 1;
+  const float* v = nullptr;  // [columns], padded with zeros
+  float* o = nullptr;        // [columns], padded
+  Element type{};
+  const void* s_in = nullptr;  // K-first: rows of V by k; V-first: rows of K by v. Contiguous rows,
+  void* s_out = nullptr;       // never written past their end. May be the same memory.
+  int64_t ld_in = 0, ld_out = 0;
+  const void* next = nullptr;  // memory that the caller will read next, as large; may be null
+  int64_t next_bytes = 0;
+};
+
 struct Kernels {
   const char* name;
 
@@ -134,6 +152,7 @@ struct Kernels {
   void (*channel_record)(const ChunkRecord&);
   void (*head_record)(const ChunkRecord&);
   void (*chunk_step)(const ChunkStep&);
+  void (*decode_step)(const DecodeStep&);
 
   const struct GradientKernels* gradient;  // gradient_kernels.h
 };

@@ -1,6 +1,7 @@
 #include "cpu/states.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace linattn::cpu {
 
@@ -46,6 +47,22 @@ void store_state(const StatePlace& place, int64_t dim_k, const float* s, int64_t
     f.store_rows(work, leading(dim_k), rows, dim_k, element_at(place.data, view.type, v * view.v),
                  type, view.v, 1);
   }
+}
+
+void pass_state(const StatePlace& from, const StatePlace& to, int64_t dim_k, float* s, int64_t ld,
+                float* work) {
+  if (to.data == nullptr || to.data == from.data) return;
+  if (from.data == nullptr || from.view->type != to.view->type) {
+    load_state(from, dim_k, s, ld, work);
+    store_state(to, dim_k, s, ld, work);
+    return;
+  }
+  const Type type = to.view->type;
+  const size_t size = static_cast<size_t>(size_of(type));
+  for (int64_t k = 0; k < dim_k; ++k)
+    for (int64_t v = 0; v < to.columns; ++v)
+      std::memcpy(element_at(to.data, type, k * to.view->k + v * to.view->v),
+                  element_at(from.data, type, k * from.view->k + v * from.view->v), size);
 }
 
 }  // namespace linattn::cpu

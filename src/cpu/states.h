@@ -20,6 +20,10 @@ StatePlace state_place(const StateView& view, const void* data, int64_t n, int64
 // Floats of scratch for a V-first state.
 constexpr int64_t state_work(int64_t dim_k) { return kLanes * leading(dim_k); }
 
+// Moves a state that no token touches: every bit of it where the types are the same.
+void pass_state(const StatePlace& from, const StatePlace& to, int64_t dim_k, float* s, int64_t ld,
+                float* work);
+
 void load_state(const StatePlace& place, int64_t dim_k, float* s, int64_t ld, float* work);
 void store_state(const StatePlace& place, int64_t dim_k, const float* s, int64_t ld, float* work);
 

@@ -1,26 +1,30 @@
-// The oracle from state to state: token by token, pools with dead rows, speculative columns,
-// intermediate states.
+// From state to state: token by token, pools with dead rows, speculative columns, intermediate
+// states. Compiled once for each implementation that keeps these promises bit by bit.
 #include <algorithm>
 
 #include "cases.h"
 
 using namespace call;
 
+#ifndef LINATTN_TESTED
+#define LINATTN_TESTED "reference"
+#endif
+
 namespace {
 
-constexpr const char* kReference = "reference";
+constexpr const char* kTested = LINATTN_TESTED;
 
 // Token by token through the recurrent form, the state carried in fp32, equals the chunk form.
 void decode_equals_prefill(Case c, uint32_t seed) {
   c.varlen = false;
   Call whole = forward_of(c, seed);
-  run(whole, kReference);
+  run(whole, kTested);
   Call step = whole;
   step.problem.form = LINATTN_RECURRENT;
   for (int64_t t = 0; t < c.tokens; ++t) {
     for (Name name : {kQ, kK, kV, kG, kBeta, kO}) step[name] = cut(whole[name], 1, t, t + 1);
     const std::vector<double> wanted = step[kO].values();
-    if (!run(step, kReference)) return;
+    if (!run(step, kTested)) return;
     CHECK_THAT(error(step[kO].values(), wanted) < 1e-5, "token %lld: %s", static_cast<long long>(t),
                text(c).c_str());
     step[kH0] = step[kHt];
@@ -66,7 +70,7 @@ Call alone(const Decode& d, int64_t row, const Tensor& state, int64_t count) {
       call[name] = cut(cut(call[name], 0, row, row + 1), 1, 0, count);
   call[kH0] = state;
   call[kHt] = make(d.before.type, state_size(d.c, 1));
-  run(call, kReference);
+  run(call, kTested);
   return call;
 }
 
@@ -97,7 +101,7 @@ void pool_in_place(const Case& base, uint32_t seed, int32_t type) {
     d.call[kHasInitial] = make(LINATTN_BOOL, {1, 1, 1, 1, 1, 0, 1});
     for (int64_t i = 0; i < slot(d.before, 0).count(); ++i) d.before.set(i, NAN);  // ignored
     d.call[kH0] = d.before;
-    if (!run(d.call, kReference)) return;
+    if (!run(d.call, kTested)) return;
     std::vector<int64_t> written;
     for (int64_t row = 0; row < 7; ++row) {
       const int64_t from = indices[static_cast<size_t>(row)];
@@ -134,7 +138,7 @@ void speculative_columns(const Case& base, uint32_t seed) {
     d.call[kStateIndices] = table(from);
     if (separate) d.call[kOutputIndices] = table(elsewhere);
     d.call[kAccepted] = make(LINATTN_I32, {3, 1, 4});  // the last is past the columns: a dead row
-    if (!run(d.call, kReference)) return;
+    if (!run(d.call, kTested)) return;
     for (int64_t row = 0; row < 2; ++row) {
       const Tensor start = slot(d.before, row == 0 ? 2 : 3);
       for (int64_t j = 0; j < 2; ++j) {
@@ -159,7 +163,7 @@ void empty_sequence_on_pool() {
     d.before.element(slot(d.before, 0).count())[0] = 0x81;  // a signalling NaN in slot 1
     d.before.element(slot(d.before, 0).count())[1] = 0x7f;
     d.call[kH0] = d.before;
-    if (!run(d.call, kReference)) return;
+    if (!run(d.call, kTested)) return;
     const Tensor moved = slot(d.call[kH0], 4);
     CHECK(has ? same_bits(moved, slot(d.before, 1)) : all_zero(moved));
     check_untouched(d, {3, 4, 5});
@@ -186,7 +190,7 @@ void intermediate_states() {
       std::vector<int64_t> size = state_size(c, c.batch);
       size.insert(size.begin() + 1, rows);
       call[kStates] = make(LINATTN_F32, size);
-      if (!run(call, kReference)) return;
+      if (!run(call, kTested)) return;
       int64_t row = 0;
       for (size_t n = 0; n + 1 < offsets.size(); ++n)
         for (int64_t t = offsets[n]; t < offsets[n + 1]; t += every, ++row)
@@ -198,7 +202,7 @@ void intermediate_states() {
             for (Name name : {kQ, kK, kV, kG, kBeta, kO})
               prefix[name] = cut(cut(call[name], 0, b, b + 1), 1, offsets[n], t);
             prefix[kH0] = slot(call[kH0], sequence), prefix[kHt] = slot(call[kHt], sequence);
-            run(prefix, kReference);
+            run(prefix, kTested);
             Tensor stored = cut(cut(call[kStates], 0, b, b + 1), 1, row, row + 1);
             stored.size.erase(stored.size.begin()), stored.stride.erase(stored.stride.begin());
             CHECK(same_bits(stored, prefix[kHt]));

@@ -6,6 +6,8 @@
 #include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/gradient_kernels.h"
@@ -27,6 +29,7 @@ namespace {
 #include "cpu/simd/gemm.inl"
 #include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
+#include "cpu/simd/decode.inl"
 #include "cpu/simd/gradient.inl"
 // clang-format on
 
@@ -65,6 +68,7 @@ const Kernels table = {
     .channel_record = channel_record,
     .head_record = head_record,
     .chunk_step = chunk_step,
+    .decode_step = decode_step,
     .gradient = &gradient_table,
 };
 }  // namespace linattn::cpu::LINATTN_TARGET

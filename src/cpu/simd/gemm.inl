@@ -70,12 +70,22 @@ struct Tile {
   }
 };
 
-// Calls f.template operator()<rows>(first row) for row tiles from the top.
+// A small remainder is shared with the last whole tile: two rows alone would leave the multipliers
+// waiting for their own results.
+struct RowTiles {
+  int64_t whole, first_part, second_part;
+
+  explicit RowTiles(int64_t m) : whole(m / kTileRows), first_part(m % kTileRows), second_part(0) {
+    if (whole > 0 && first_part > 0 && first_part <= kTileRows / 2) {
+      const int64_t rows = kTileRows + first_part;
+      --whole, first_part = (rows + 1) / 2, second_part = rows / 2;
+    }
+  }
+};
+
 template <class F>
-inline void for_row_tiles(int64_t m, F f) {
-  int64_t i = 0;
-  for (; i + kTileRows <= m; i += kTileRows) f.template operator()<kTileRows>(i);
-  switch (m - i) {
+inline void row_tile(int64_t rows, int64_t i, F f) {
+  switch (rows) {
     case 1:
       f.template operator()<1>(i);
       break;
@@ -102,39 +112,22 @@ inline void for_row_tiles(int64_t m, F f) {
   }
 }
 
-// The same tiles from the bottom.
+// Calls f.template operator()<rows>(first row) for row tiles from the top, or from the bottom.
+template <class F>
+inline void for_row_tiles(int64_t m, F f) {
+  const RowTiles tiles(m);
+  const int64_t end = tiles.whole * kTileRows;
+  for (int64_t i = 0; i < end; i += kTileRows) f.template operator()<kTileRows>(i);
+  row_tile(tiles.first_part, end, f);
+  row_tile(tiles.second_part, end + tiles.first_part, f);
+}
 template <class F>
 inline void for_row_tiles_reversed(int64_t m, F f) {
-  int64_t i = m / kTileRows * kTileRows;
-  switch (m - i) {
-    case 1:
-      f.template operator()<1>(i);
-      break;
-    case 2:
-      f.template operator()<2>(i);
-      break;
-    case 3:
-      f.template operator()<3>(i);
-      break;
-    case 4:
-      f.template operator()<4>(i);
-      break;
-    case 5:
-      f.template operator()<5>(i);
-      break;
-    case 6:
-      if constexpr (kTileRows > 6) f.template operator()<6>(i);
-      break;
-    case 7:
-      if constexpr (kTileRows > 6) f.template operator()<7>(i);
-      break;
-    default:
-      break;
-  }
-  while (i > 0) {
-    i -= kTileRows;
-    f.template operator()<kTileRows>(i);
-  }
+  const RowTiles tiles(m);
+  const int64_t end = tiles.whole * kTileRows;
+  row_tile(tiles.second_part, end + tiles.first_part, f);
+  row_tile(tiles.first_part, end, f);
+  for (int64_t i = end; i > 0; i -= kTileRows) f.template operator()<kTileRows>(i - kTileRows);
 }
 
 // Calls f.template operator()<vectors>(first column) for column panels of whole vectors.

@@ -16,6 +16,22 @@ constexpr int kTileRows = 6, kTileVecs = 2;
 
 inline Vec load(const float* p) { return Vec(p, stdx::element_aligned); }
 inline void store(Vec x, float* p) { x.copy_to(p, stdx::element_aligned); }
+// a b + c rounded once, whatever else the compiler might contract instead: where c is a product
+// itself, two instances of a template could otherwise differ in a bit.
+inline Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Vec>(_mm512_fmadd_ps(std::bit_cast<__m512>(a), std::bit_cast<__m512>(b),
+                                            std::bit_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return std::bit_cast<Vec>(_mm256_fmadd_ps(std::bit_cast<__m256>(a), std::bit_cast<__m256>(b),
+                                            std::bit_cast<__m256>(c)));
+#elif defined(__aarch64__)
+  return std::bit_cast<Vec>(vfmaq_f32(std::bit_cast<float32x4_t>(c), std::bit_cast<float32x4_t>(a),
+                                      std::bit_cast<float32x4_t>(b)));
+#else
+  return a * b + c;  // no such instruction: nothing is contracted
+#endif
+}
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 inline Vec load_part(const float* p, int64_t n) {
