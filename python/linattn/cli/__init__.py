@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from .._errors import DispatchError
-from . import check, explain, info
+from . import bench, check, explain, info
 
-COMMANDS = {"info": info, "explain": explain, "check": check}
+COMMANDS = {"info": info, "explain": explain, "check": check, "bench": bench}
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="linattn", description="Linear-attention operators: what runs, why, and how right."
+        prog="linattn", description="Linear attention: what runs, why, how right, how fast."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():

@@ -1,0 +1,171 @@
+"""Other implementations of the same operators, each a thin adapter behind its import.
+
+`prepare(name, workload, tensors, device)` gives a call without arguments, or raises
+`Unavailable` with the reason: not installed, no such operator, or not on this device. Adapters
+convert nothing inside the timed call: layouts and types are made ready beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..testing.cases import Case
+from .ours import operator, operator_arguments
+from .workloads import Workload
+
+Call = Callable[[], object]
+Tensors = dict[str, Any]
+
+
+class Unavailable(Exception):
+    """Why a peer is not in the table."""
+
+
+def _load(name: str) -> Any:
+    try:
+        return import_module(name)
+    except Exception as error:  # a peer may fail in any way when its compiler or device is missing
+        first = (str(error).splitlines() or [""])[0]
+        raise Unavailable(f"import {name}: {type(error).__name__}: {first}") from error
+
+
+def _need(condition: bool, reason: str) -> None:
+    if not condition:
+        raise Unavailable(reason)
+
+
+def _torch(case: Case, t: Tensors) -> Call:
+    _load("torch")
+    from . import torch_chunked
+
+    names = ("q", "k", "v", "g", "beta", "g_gamma")
+    inputs: Tensors = {name: t[name] for name in names if name in t}
+    if case.form == "recurrent":
+        state = t["initial_state"]
+        step = {name: x[:, 0] for name, x in inputs.items() if name != "g_gamma"}
+        if "g_gamma" in inputs:
+            step["g"] = inputs["g_gamma"].expand(case.num_sequences, -1)
+        return lambda: torch_chunked.decode_step(state, **step)
+    if case.direction == "forward":
+        return _no_grad(lambda: torch_chunked.chunk_forward(**inputs))
+    return _backward(lambda leaves: torch_chunked.chunk_forward(**leaves)[0], inputs, t["do_"])
+
+
+def _no_grad(call: Call) -> Call:
+    import torch
+
+    def run() -> object:
+        with torch.no_grad():
+            return call()
+
+    return run
+
+
+def _backward(forward: Callable[[Tensors], Any], inputs: Tensors, do: Any) -> Call:
+    """The backward pass alone: the graph of one forward is walked again and again."""
+    import torch
+
+    leaves = {n: x if n == "g_gamma" else x.clone().requires_grad_() for n, x in inputs.items()}
+    o = forward(leaves)
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    return lambda: torch.autograd.grad(o, wanted, do.to(o.dtype), retain_graph=True)
+
+
+def _fla(case: Case, t: Tensors) -> Call:
+    _need(t["q"].is_cuda, "fla's kernels need a CUDA device")
+    _load("fla")
+    call = operator(case, "fla.ops")
+    arguments = operator_arguments(case, {n: x for n, x in t.items() if n != "state_indices"})
+    arguments.pop("safe_gate", None)
+    if case.direction == "backward":
+        wanted = {
+            n: x for n, x in arguments.items() if getattr(x, "requires_grad", None) is not None
+        }
+        rest = {n: x for n, x in arguments.items() if n not in wanted}
+        return _backward(lambda leaves: call(**leaves, **rest)[0], wanted, t["do_"])
+    return _no_grad(lambda: call(**arguments, output_final_state=True))
+
+
+def _raw_gates(case: Case, t: Tensors) -> Tensors:
+    """A_log and dt_bias of the raw forms; the tensors' gates are then read as raw values."""
+    import torch
+
+    heads, dim = case.value_heads, case.dim_k
+    zeros = torch.zeros(heads, dim, device=t["q"].device)
+    return {"A_log": torch.zeros(heads, device=t["q"].device), "dt_bias": zeros}
+
+
+def _flash_kda(case: Case, t: Tensors) -> Call:
+    _need((case.family, case.form, case.direction) == ("kda", "chunk", "forward"),
+          "flash_kda has the KDA chunk forward alone")  # fmt: skip
+    _need(t["q"].is_cuda and case.dtype == "bf16", "flash_kda takes bf16 on a CUDA device")
+    module = _load("flash_kda")
+    import torch
+
+    raw, out = _raw_gates(case, t), torch.empty_like(t["v"])
+    final = torch.empty(case.batch, case.value_heads, case.dim_v, case.dim_k, device=out.device)
+    g, beta = t["g"].to(torch.bfloat16), t["beta"].to(torch.bfloat16)
+    return lambda: module.fwd(t["q"], t["k"], t["v"], g, beta, case.scale_value, out, raw["A_log"],
+                              raw["dt_bias"], -5.0, final_state=final)  # fmt: skip
+
+
+def _flash_qla(case: Case, t: Tensors) -> Call:
+    _need(case.family == "gdn" and case.form == "chunk", "flash_qla has the GDN chunk form alone")
+    _need(t["q"].is_cuda and case.dtype != "f32", "flash_qla takes 16-bit inputs on a CUDA device")
+    module = _load("flash_qla")
+    names = ("q", "k", "v", "g", "beta")
+    call = module.chunk_gated_delta_rule
+    if case.direction == "backward":
+        inputs: Tensors = {name: t[name] for name in names}
+        return _backward(lambda leaves: call(**leaves)[0], inputs, t["do_"])
+    return _no_grad(lambda: call(*(t[name] for name in names), output_final_state=True))
+
+
+def _cula(case: Case, t: Tensors) -> Call:
+    _need(case.family == "kda" and case.direction == "forward", "cula here: KDA forward alone")
+    _need(t["q"].is_cuda and case.dtype == "bf16", "cula takes bf16 on a CUDA device")
+    module = _load("cula.kda")
+    if case.form == "recurrent":
+        raise Unavailable("cula's decode takes raw gates from a fused row; not the same inputs")
+    names = ("q", "k", "v", "g", "beta")
+    arguments: Tensors = {name: t[name] for name in names}
+    arguments |= {"output_final_state": True, "safe_gate": True, "lower_bound": -5.0}
+    return _no_grad(lambda: module.kda_prefill_hopper(**arguments))
+
+
+def _flashinfer(case: Case, t: Tensors) -> Call:
+    _need(case.family == "gdn" and case.form == "chunk" and case.direction == "forward",
+          "flashinfer here: GDN chunk forward alone")  # fmt: skip
+    _need(t["q"].is_cuda and case.dtype != "f32", "flashinfer takes 16-bit inputs on CUDA")
+    _need(case.batch == 1, "flashinfer takes packed sequences")
+    module = _load("flashinfer.gdn_prefill")
+    import torch
+
+    q, k, v = (t[name][0] for name in ("q", "k", "v"))
+    alpha, beta = t["g"][0].float().exp(), t["beta"][0].float()  # it takes the linear decay
+    cu = torch.tensor([0, case.tokens], dtype=torch.int64, device=q.device)
+    call = module.chunk_gated_delta_rule
+    return lambda: call(q, k, v, alpha, beta, output_final_state=True, cu_seqlens=cu)
+
+
+PEERS: dict[str, Callable[[Case, Tensors], Call]] = {
+    "fla": _fla,
+    "flash_kda": _flash_kda,
+    "flash_qla": _flash_qla,
+    "cula": _cula,
+    "flashinfer": _flashinfer,
+    "torch": _torch,
+}
+
+
+def prepare(name: str, workload: Workload, tensors: Tensors) -> Call:
+    """The peer's call on the workload's tensors, tried once."""
+    call = PEERS[name](workload.case, tensors)
+    try:
+        call()
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise Unavailable(f"{type(error).__name__}: {first}") from error
+    return call

@@ -1,0 +1,163 @@
+"""Clocks, and what the machine can do: copy bandwidth and matrix product rate of the same run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], object]
+
+
+def cpu_rounds(calls: Sequence[Call], seconds: float, least: int = 3) -> list[float]:
+    """Best wall time of each call in seconds, all of them in turns so that noise hits all alike."""
+    best = [float("inf")] * len(calls)
+    start, rounds = time.perf_counter(), 0
+    while rounds < least or time.perf_counter() - start < seconds:
+        for i, call in enumerate(calls):
+            begin = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - begin)
+        rounds += 1
+    return best
+
+
+def short_calls(call: Call, count: int = 2000, repeats: int = 7) -> float:
+    """Seconds of one call that is too short to be timed alone: best average of a batch."""
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - begin) / count)
+    return best
+
+
+def graph_time(call: Call, replays: int = 20) -> float:
+    """Seconds of the kernels of one call on a CUDA device, without what the host does."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return event_time(graph.replay, replays)
+
+
+def event_time(call: Call, repeats: int = 20) -> float:
+    """Best seconds between two events around the call; caches are flushed in between."""
+    import torch
+
+    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    best = float("inf")
+    for _ in range(repeats):
+        flush.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+    return best
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What this machine reached just now."""
+
+    bytes_per_s: float  # of a large copy, read and write counted
+    flops_per_s: float  # of a matrix product in the type named below
+    flops_type: str
+    cores: int
+
+    def floor(self, flops: float, moved: float) -> float:
+        """Seconds below which the work cannot go."""
+        return max(flops / self.flops_per_s, moved / self.bytes_per_s)
+
+
+class CopyProbe:
+    """Copies 256 MiB with every core, with numpy and (where it is there) torch; the best counts."""
+
+    def __init__(self, megabytes: int = 256) -> None:
+        self.source = np.zeros(megabytes * 2**20, np.uint8)
+        self.target = np.ones_like(self.source)
+        cores = len(os.sched_getaffinity(0))
+        self.pool = ThreadPoolExecutor(cores)
+        edges = np.linspace(0, len(self.source), cores + 1).astype(int)
+        self.slices = [slice(a, b) for a, b in pairwise(edges)]
+
+    def _numpy(self) -> None:
+        work = [self.pool.submit(np.copyto, self.target[s], self.source[s]) for s in self.slices]
+        for part in work:
+            part.result()
+
+    def calls(self) -> list[Call]:
+        found: list[Call] = [self._numpy]
+        torch = _torch()
+        if torch is not None:
+            source, target = torch.from_numpy(self.source), torch.from_numpy(self.target)
+            found.append(lambda: target.copy_(source))
+        return found
+
+    def bandwidth(self, seconds: float) -> float:
+        return 2 * len(self.source) / seconds
+
+
+class ProductProbe:
+    """The fp32 product of two 2048 x 2048 matrices, torch's or else numpy's."""
+
+    size = 2048
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        a, b = (rng.standard_normal((self.size, self.size), dtype=np.float32) for _ in range(2))
+        out = np.empty_like(a)
+        torch = _torch()
+        if torch is None:
+            self.call: Call = lambda: np.matmul(a, b, out=out)
+            self.name = "numpy matmul fp32 2048^3"
+        else:
+            ta, tb, tout = (torch.from_numpy(x) for x in (a, b, out))
+            self.call = lambda: torch.mm(ta, tb, out=tout)
+            self.name = "torch.mm fp32 2048^3"
+
+    def rate(self, seconds: float) -> float:
+        return 2 * self.size**3 / seconds
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def cpu_roof(seconds: float = 1.0) -> Roof:
+    copy, product = CopyProbe(), ProductProbe()
+    times = cpu_rounds([*copy.calls(), product.call], seconds, least=4)
+    return Roof(copy.bandwidth(min(times[:-1])), product.rate(times[-1]), product.name,
+                len(os.sched_getaffinity(0)))  # fmt: skip
+
+
+def cuda_roof(index: int) -> Roof:
+    import torch
+
+    with torch.cuda.device(index):
+        source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+        copy = event_time(lambda: target.copy_(source))
+        product = event_time(lambda: a @ a)
+        cores = torch.cuda.get_device_properties(index).multi_processor_count
+    return Roof(2 * 2**30 / copy, 2 * 8192**3 / product, "torch.mm bf16 8192^3", cores)

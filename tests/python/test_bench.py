@@ -1,0 +1,168 @@
+"""`linattn bench`: plain torch versions that are right, counts and tables as they claim."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+import torch
+
+from linattn.bench import peers, torch_chunked
+from linattn.bench.goals import cpu_goals
+from linattn.bench.measure import Measurement, measure
+from linattn.bench.ours import operator, operator_arguments, torch_inputs
+from linattn.bench.plots import plot
+from linattn.bench.timing import Roof, cpu_roof
+from linattn.bench.workloads import (
+    Workload,
+    cpu_workloads,
+    cuda_workloads,
+    flops_per_token_head,
+    small,
+)
+from linattn.cli import main
+from linattn.testing import Case, device_of, error, make_inputs, reference
+from linattn.testing.cases import FAMILIES
+
+ROOF = Roof(20e9, 100e9, "torch.mm fp32 2048^3", 2)
+
+
+def tensors(inputs):
+    return {name: torch.from_numpy(values.copy()) for name, values in inputs.items()}
+
+
+@pytest.mark.parametrize("gates", ["mild", "minus_5"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_chunked_forward_is_right(family, gates):
+    case = Case(family, batch=2, tokens=150, heads=2, heads_v=4, dim_k=32, dim_v=24, gates=gates)
+    inputs = make_inputs(case)
+    expected = reference(case, inputs)
+    o, state = torch_chunked.chunk_forward(**tensors(inputs))
+    assert error(o.numpy(), expected["o"]) < 2e-6
+    assert error(state.numpy(), expected["final_state"]) < 2e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_chunked_gradients_are_right(family):
+    case = Case(family, direction="backward", tokens=130, dim_k=16, dim_v=24, dht=False)
+    inputs = make_inputs(case)
+    expected = reference(case, inputs)
+    leaves = tensors(inputs)
+    do = leaves.pop("do_")
+    wanted = {n: x.requires_grad_() for n, x in leaves.items() if n != "g_gamma"}
+    o, _ = torch_chunked.chunk_forward(**leaves)
+    names = {"q": "dq", "k": "dk", "v": "dv", "g": "dg", "beta": "dbeta", "initial_state": "dh0"}
+    for name, got in zip(wanted, torch.autograd.grad(o, list(wanted.values()), do), strict=True):
+        assert error(got.numpy(), expected[names[name]]) < 2e-5, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_decode_is_right(family):
+    case = Case(family, "recurrent", batch=5, tokens=1, heads=2, heads_v=4, dim_v=24)
+    inputs = make_inputs(case)
+    expected = reference(case, inputs)
+    own = tensors(inputs)
+    state, gamma = own.pop("initial_state"), own.pop("g_gamma", None)
+    step = {name: x[:, 0] for name, x in own.items()}
+    if gamma is not None:
+        step["g"] = gamma.expand(5, -1)
+    o = torch_chunked.decode_step(state, **step)
+    assert error(o[:, None].numpy(), expected["o"]) < 2e-6
+    assert error(state.numpy(), expected["final_state"]) < 2e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_the_timed_operator_computes_the_timed_case(family, form):
+    """The operator call and the planned call of a row are the same work on the same inputs."""
+    case = Case(family, form, tokens=3, heads=4, dim_k=16, dim_v=24)
+    inputs = make_inputs(case)
+    arguments = operator_arguments(case, torch_inputs(case, inputs, "cpu"))
+    o, state = operator(case)(**arguments, output_final_state=True)
+    expected = reference(case, inputs)
+    assert error(o.numpy(), expected["o"]) < 1e-5
+    assert error(state.numpy(), expected["final_state"]) < 1e-5
+
+
+def test_work_is_counted_as_stated():
+    by_family = {w.case.family: w for w in cpu_workloads() if w.kind == "chunk"}
+    for family, workload in by_family.items():
+        delta = family in ("kda", "gdn", "delta")
+        assert flops_per_token_head(workload.case) == (131072 if delta else 81920)
+        assert workload.flops == flops_per_token_head(workload.case) * 4096 * 8
+    # q, k, v, o of 16 bits, g of 32, beta of 32, and the final state
+    case = by_family["kda"].case
+    elements = 4096 * 8 * 128
+    assert by_family["kda"].bytes == 4 * 2 * elements + 4 * elements + 4096 * 8 * 4 + 8 * 128**2 * 4
+    assert case.dtype == "bf16"
+    decode = next(w for w in cpu_workloads(("delta",)) if w.kind == "decode")
+    state = 64 * 32 * 128 * 128 * 4
+    assert 2 * state < decode.bytes < 2.1 * state
+    for workload in cuda_workloads():
+        assert workload.case.dtype == "bf16"
+
+
+def test_goals_follow_from_the_times():
+    made = []
+    seconds = {"chunk": 0.1, "backward": 0.3, "long": 0.02, "decode": 0.02, "call": 1e-6}
+    for workload in cpu_workloads(("kda",)):
+        time = seconds[workload.kind]
+        made.append(Measurement(workload, "cpu", time, time + 9e-6, peers_s={"torch": 6 * time}))
+    goals = {goal.what: goal for goal in cpu_goals(made, ROOF)}
+    chunk = next(m for m in made if m.workload.kind == "chunk")
+    share = goals["chunk fp32, of torch.mm fp32 2048^3"]
+    assert share.value == pytest.approx(100 * chunk.workload.flops / 0.1 / 100e9)
+    assert not share.met and share.reach == ">= 50 %"
+    assert goals["chunk backward, time of forward's"].value == pytest.approx(3)
+    assert goals["chunk backward, time of forward's"].met
+    assert goals["one head, of cores x rate of a core"].value == pytest.approx(0.1 / 8 / 0.02)
+    assert not goals["one head, of cores x rate of a core"].met
+    assert goals["chunk fp32, over plain torch"].value == pytest.approx(6)
+    assert goals["Python and torch around a call"].value == pytest.approx(9)
+    decode = next(m for m in made if m.workload.kind == "decode")
+    share = 100 * decode.workload.bytes / 0.02 / 20e9
+    assert goals["decode fp32, of copy bandwidth"].value == pytest.approx(share)
+
+
+def test_peers_that_cannot_run_say_why():
+    workload = small(next(cpu_workloads(("kda",))))
+    result = measure(workload, device_of("cpu"), tuple(peers.PEERS), seconds=0.0)
+    assert set(result.peers_s) == {"torch"}
+    assert set(result.absent) == set(peers.PEERS) - {"torch"}
+    assert all(result.absent.values())
+    assert result.kernel_s > 0 and result.call_s > 0 and result.implementation
+
+
+def test_a_forced_implementation_that_refuses_is_reported():
+    case = Case("kda", tokens=8, dim_k=16, dim_v=16)
+    with pytest.raises(ValueError, match="none_such"):
+        measure(Workload("x", "chunk", case), device_of("cpu"), (), 0.0, "none_such")
+
+
+def test_roof_is_measured():
+    roof = cpu_roof(0.0)
+    assert 1e8 < roof.bytes_per_s < 1e13 and 1e9 < roof.flops_per_s < 1e15
+    assert roof.floor(roof.flops_per_s, 0) == 1 and roof.floor(0, 2 * roof.bytes_per_s) == 2
+
+
+def test_command_writes_table_csv_and_plot(tmp_path, capsys):
+    table, picture = tmp_path / "times.csv", tmp_path / "times.png"
+    what = ["--small", "--op", "gla", "--kind", "chunk", "--seconds", "0"]
+    files = ["--csv", str(table), "--plot", str(picture)]
+    status = main(["bench", *what, "--against", "torch,fla", *files])
+    text = capsys.readouterr().out
+    assert status == 0 and "x over torch" in text and "fla: " in text
+    rows = list(csv.DictReader(table.open()))
+    assert {row["who"] for row in rows} == {"linattn kernel", "linattn call", "torch"}
+    assert all(float(row["seconds"]) > 0 and row["machine"] and row["build"] for row in rows)
+    assert picture.stat().st_size > 10_000
+    with pytest.raises(SystemExit):
+        main(["bench", "--against", "nobody"])
+    assert "allowed: fla" in capsys.readouterr().err
+
+
+def test_plot_of_nothing_does_not_fail(tmp_path):
+    refused = Measurement(next(cpu_workloads()), refused="no")
+    plot(tmp_path / "empty.png", [refused], ROOF, "nothing")
+    assert math.isnan(refused.kernel_s)
