@@ -69,6 +69,7 @@ class Plan:
         "final_shape",
         "handle",
         "implementation",
+        "like_h0",
         "like_v",
         "o_shape",
         "row_shape",
@@ -99,6 +100,7 @@ class Plan:
         self.final_shape: tuple[int, ...] = ()
         self.row_shape: tuple[int, ...] = ()
         self.like_v = False
+        self.like_h0 = False
         logger.info("%s -> %s on %s", what, self.implementation, q.device)
 
     def __del__(self) -> None:
@@ -175,6 +177,14 @@ def _plan_forward(
     plan.o_shape = tuple(v.shape)
     plan.like_v = v.is_contiguous() and v.dtype == q.dtype and v.device == q.device
     plan.final_shape = state_shape(q, v, num_sequences(q, inputs[9]), switches[5])
+    h0 = inputs[8]
+    plan.like_h0 = (
+        h0 is not None
+        and inputs[10] is None
+        and h0.is_contiguous()
+        and h0.dtype == final_type
+        and tuple(h0.shape) == plan.final_shape
+    )
     plan.row_shape = (axis(q, 0), *state_shape(q, v, max(rows, 0), switches[5]))
     return _remember(key, plan)
 
@@ -233,7 +243,9 @@ def find_forward(
                 or t.is_neg()
             ):
                 return None
-            key += (t.shape, t.stride(), t.dtype, t.device)
+            # Cheaper than asking for strides and device, and hashed faster.
+            place = t.is_cpu or t.device
+            key += (t.shape, t.is_contiguous() or t.stride(), t.dtype, place)
             pointers.append(t.data_ptr())
         if out is not None:
             key += (out.shape, out.stride(), out.dtype, out.device)
@@ -257,7 +269,10 @@ def find_forward(
     final_state = states = None
     final_pointer = states_pointer = workspace_pointer = 0
     if final_type is not None:
-        final_state = torch.empty(plan.final_shape, dtype=final_type, device=plan.device)
+        if plan.like_h0:
+            final_state = torch.empty_like(inputs[8])  # type: ignore[arg-type]
+        else:
+            final_state = torch.empty(plan.final_shape, dtype=final_type, device=plan.device)
         final_pointer = final_state.data_ptr()
     if rows >= 0:
         states = torch.empty(plan.row_shape, dtype=plan.dtype, device=plan.device)

@@ -61,7 +61,10 @@ def describe(
 def describe_tensor(t: Tensor | None) -> Descriptor:
     if t is None:
         return _ABSENT
-    return describe(tuple(t.shape), t.stride(), t.dtype, t.device)
+    shape = tuple(t.shape)
+    # Axes of one element may have any stride; one form of them, as in the key of the plan.
+    stride = contiguous_strides(shape) if t.is_contiguous() else t.stride()
+    return describe(shape, stride, t.dtype, t.device)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

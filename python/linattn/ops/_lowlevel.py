@@ -73,6 +73,21 @@ def forward(operator: Callable[..., Any], *args: Any, **options: Any) -> Forward
     return results[0]
 
 
+def describe_call(operator: Callable[..., Any], *args: Any, **options: Any) -> Saved:
+    """What ``forward`` would save of such a call, without running it."""
+    found: list[Saved] = []
+
+    def keep(switches: Switches, inputs: tuple[Tensor | None, ...], *_: Any) -> Any:
+        found.append(
+            Saved(switches, _autocast(tuple(None if t is None else t.detach() for t in inputs)))
+        )
+        return inputs[0], None, None
+
+    with torch.no_grad(), _state.captured(keep):
+        operator(*args, **options)
+    return found[0]
+
+
 def backward(
     saved: Saved | ForwardResult,
     do: Tensor,
