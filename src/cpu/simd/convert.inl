@@ -128,16 +128,49 @@ void store_rows(const float* rows_in, int64_t ld, int64_t rows, int64_t columns,
     store_rows_of(rows_in, ld, rows, columns, static_cast<F16*>(out), row_stride, column_stride);
 }
 
+// Four rows at a time: no vector type of the library shuffles, and 16-byte ones exist everywhere.
+using Quad = float __attribute__((vector_size(16)));
+
+inline Quad load_quad(const float* p) {
+  Quad x;
+  __builtin_memcpy(&x, p, sizeof(x));
+  return x;
+}
+inline void store_quad(Quad x, float* p) { __builtin_memcpy(p, &x, sizeof(x)); }
+
+inline void transpose_quads(const float* in, int64_t ld_in, float* out, int64_t ld_out) {
+  const Quad a = load_quad(in), b = load_quad(in + ld_in), c = load_quad(in + 2 * ld_in),
+             d = load_quad(in + 3 * ld_in);
+  const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const Quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Quad cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  store_quad(__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5), out);
+  store_quad(__builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7), out + ld_out);
+  store_quad(__builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), out + 2 * ld_out);
+  store_quad(__builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7), out + 3 * ld_out);
+}
+
 void transpose(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float* out,
                int64_t ld_out) {
   const int64_t end = padded(rows);
   // Bands of one cache line of output: a band's input rows stay in the first-level cache.
-  for (int64_t i = 0; i < end; i += kLanes)
-    for (int64_t j = 0; j < columns; ++j) {
+  for (int64_t i = 0; i < end; i += kLanes) {
+    const int64_t n = smaller(rows - i, kLanes);
+    int64_t j = 0;
+    if (n % 4 == 0)
+      for (; j + 4 <= columns; j += 4) {
+        float* to = out + j * ld_out + i;
+        int64_t ii = 0;
+        for (; ii < n; ii += 4) transpose_quads(in + (i + ii) * ld_in + j, ld_in, to + ii, ld_out);
+        for (; ii < kLanes; ii += 4)
+          for (int64_t jj = 0; jj < 4; ++jj) store_quad(Quad{}, to + jj * ld_out + ii);
+      }
+    for (; j < columns; ++j) {
       float line[kLanes] = {};
-      const int64_t n = smaller(rows - i, kLanes);
       for (int64_t ii = 0; ii < n; ++ii) line[ii] = in[(i + ii) * ld_in + j];
       for (int64_t ii = 0; ii < kLanes; ii += kWidth)
         store(load(line + ii), out + j * ld_out + i + ii);
     }
+  }
 }
