@@ -108,8 +108,6 @@ struct DecodeStep {
   const void* s_in = nullptr;  // K-first: rows of V by k; V-first: rows of K by v. Contiguous rows,
   void* s_out = nullptr;       // never written past their end. May be the same memory.
   int64_t ld_in = 0, ld_out = 0;
-  const void* next = nullptr;  // memory that the caller will read next, as large; may be null
-  int64_t next_bytes = 0;
 };
 
 struct Kernels {

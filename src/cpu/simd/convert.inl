@@ -10,7 +10,20 @@ struct F16 {
 };
 
 inline UVec load_bits(const uint16_t* p) { return UVec(p, stdx::element_aligned); }
-inline void store_bits(UVec x, uint16_t* p) { x.copy_to(p, stdx::element_aligned); }
+// The low halves of lanes below 2^16. g++ 12 narrows lane by lane.
+inline void store_bits(UVec x, uint16_t* p) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(std::bit_cast<__m512i>(x)));
+#elif defined(__AVX2__)
+  const __m256i bits = std::bit_cast<__m256i>(x);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(p),
+      _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+#else
+  x.copy_to(p, stdx::element_aligned);
+#endif
+}
 
 inline Vec load_as(const Bf16* p) { return std::bit_cast<Vec>(load_bits(&p->bits) << 16); }
 
