@@ -119,41 +119,42 @@ def test_hints_change_nothing():
     )
 
 
+VALUES = [
+    ({"chunk_size": 48}, ValueError, "chunk_size is 48; allowed: 32, 64"),
+    ({"chunk_size": "64"}, TypeError, "chunk_size has type str"),
+    ({"chunk_indices": torch.zeros(1, 2)}, ValueError, "chunk_indices is given without"),
+    ({"cu_seqlens_cpu": torch.tensor([0, 5])}, ValueError, "cu_seqlens_cpu is given without"),
+    ({"scale": "1"}, TypeError, "scale has type str"),
+    ({"scale": torch.tensor(1.0)}, TypeError, "scale has type Tensor"),
+    ({"scale": float("nan")}, ValueError, "scale is nan"),
+    ({"lower_bound": "-5"}, TypeError, "lower_bound has type str"),
+    ({"lower_bound": -5.0}, ValueError, "lower_bound is -5"),
+    ({"null_state_index": 0.5}, TypeError, "null_state_index has type float"),
+    ({"null_state_index": 0}, ValueError, "null_state_index is 0 without state_indices"),
+    ({"allow_neg_eigval": True}, ValueError, "allow_neg_eigval is True"),
+    ({"A_log": torch.zeros(2)}, ValueError, "A_log"),
+    ({"output_state_dtype": torch.float64}, TypeError, "output_state_dtype is torch.float64"),
+    ({"output_state_dtype": torch.float16}, ValueError, "output_final_state is False"),
+    ({"state_every": 64}, ValueError, "state_every is 64"),
+    ({"state_every": 0}, ValueError, "state_every is 0"),
+    ({"state_every": 6.4}, TypeError, "state_every has type float"),
+    (
+        {"state_every": 96, "return_intermediate_states": True},
+        ValueError,
+        "state_every is 96; allowed: a positive multiple of 64",
+    ),
+    ({"has_initial_state": torch.tensor([True, True])}, ValueError, "initial_state"),
+    ({"num_accepted_tokens": torch.tensor([1, 1])}, ValueError, "num_accepted_tokens"),
+    ({"output_state_indices": torch.tensor([1, 1])}, ValueError, "output_state_indices"),
+    ({"state_indices": torch.tensor([1, 1])}, ValueError, "initial_state is None"),
+    ({"out": torch.empty(2, 5, 2, 15)}, ValueError, r"o has shape \[2,5,2,15\]"),
+    ({"out": torch.empty(2, 5, 2, 16).double()}, TypeError, "o has type float64"),
+    ({"initial_state": torch.zeros(2, 2, 16, 8)}, ValueError, "initial_state has shape"),
+]
+
+
 @pytest.mark.parametrize(
-    ("option", "error", "text"),
-    [
-        ({"chunk_size": 48}, ValueError, "chunk_size is 48; allowed: 32, 64"),
-        ({"chunk_size": "64"}, TypeError, "chunk_size has type str"),
-        ({"chunk_indices": torch.zeros(1, 2)}, ValueError, "chunk_indices is given without"),
-        ({"cu_seqlens_cpu": torch.tensor([0, 5])}, ValueError, "cu_seqlens_cpu is given without"),
-        ({"scale": "1"}, TypeError, "scale has type str"),
-        ({"scale": torch.tensor(1.0)}, TypeError, "scale has type Tensor"),
-        ({"scale": float("nan")}, ValueError, "scale is nan"),
-        ({"lower_bound": "-5"}, TypeError, "lower_bound has type str"),
-        ({"lower_bound": -5.0}, ValueError, "lower_bound is -5"),
-        ({"null_state_index": 0.5}, TypeError, "null_state_index has type float"),
-        ({"null_state_index": 0}, ValueError, "null_state_index is 0 without state_indices"),
-        ({"allow_neg_eigval": True}, ValueError, "allow_neg_eigval is True"),
-        ({"A_log": torch.zeros(2)}, ValueError, "A_log"),
-        ({"output_state_dtype": torch.float64}, TypeError, "output_state_dtype is torch.float64"),
-        ({"output_state_dtype": torch.float16}, ValueError, "output_final_state is False"),
-        ({"state_every": 64}, ValueError, "state_every is 64"),
-        ({"state_every": 0}, ValueError, "state_every is 0"),
-        ({"state_every": 6.4}, TypeError, "state_every has type float"),
-        (
-            {"state_every": 96, "return_intermediate_states": True},
-            ValueError,
-            "state_every is 96; allowed: a positive multiple of 64",
-        ),
-        ({"has_initial_state": torch.tensor([True, True])}, ValueError, "initial_state"),
-        ({"num_accepted_tokens": torch.tensor([1, 1])}, ValueError, "num_accepted_tokens"),
-        ({"output_state_indices": torch.tensor([1, 1])}, ValueError, "output_state_indices"),
-        ({"state_indices": torch.tensor([1, 1])}, ValueError, "initial_state is None"),
-        ({"out": torch.empty(2, 5, 2, 15)}, ValueError, r"o has shape \[2,5,2,15\]"),
-        ({"out": torch.empty(2, 5, 2, 16).double()}, TypeError, "o has type float64"),
-        ({"initial_state": torch.zeros(2, 2, 16, 8)}, ValueError, "initial_state has shape"),
-    ],
-    ids=str,
+    ("option", "error", "text"), VALUES, ids=["-".join(option) for option, _, _ in VALUES]
 )
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_values(option, error, text, needs_grad):
