@@ -280,7 +280,9 @@ def test_autocast_with_gradients(layer):
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
-def test_traces_without_graph_breaks(layer):
+@pytest.mark.parametrize("name", ["kda", "gdn_groups", "gla_groups", "lightning"])
+def test_traces_without_graph_breaks(name):
+    layer = LAYERS[name]()
     torch._dynamo.reset()  # forward() is one code object for all layers, and its cache is bounded
     x = torch.randn(2, 20, HIDDEN, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -291,8 +293,14 @@ def test_traces_without_graph_breaks(layer):
     torch.testing.assert_close(torch.autograd.grad(got.square().sum(), x)[0], dx)
 
 
-def test_frozen_layer_decodes_with_the_recurrent_operator_in_grad_mode(layer):
-    x = torch.randn(1, 4, HIDDEN)
-    layer.requires_grad_(False)
-    whole, _ = run_pieces(layer, x, [4])
-    assert error(run_pieces(layer, x, [3, 1])[0], whole) < 1e-5
+def test_modes_agree_with_gradients(layer):
+    x = torch.randn(2, 20, HIDDEN, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    chunked = layer(x)
+    layer.mode = "fused_recurrent"
+    stepped = layer(x)
+    assert error(stepped, chunked) < 1e-5
+    dy = torch.randn_like(x)
+    want = torch.autograd.grad(chunked, inputs, dy)
+    for one, other in zip(torch.autograd.grad(stepped, inputs, dy), want, strict=True):
+        assert error(one, other) < 1e-4

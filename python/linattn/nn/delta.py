@@ -40,8 +40,8 @@ class KimiDeltaAttention(HeadMixer):
         head_dim: key dimension of a head, at most 256.
         num_heads: q/k heads.
         num_v_heads: value heads, a multiple of ``num_heads``; default ``num_heads``.
-        mode: ``"chunk"`` (short inputs that need no gradient take the token-by-token operator
-            all the same), or ``"fused_recurrent"`` always.
+        mode: ``"chunk"`` (single tokens take the token-by-token operator all the same), or
+            ``"fused_recurrent"`` always.
         use_short_conv: convolve q, k, v over the last ``conv_size`` tokens.
         allow_neg_eigval: ``beta = 2 * sigmoid``.
         safe_gate: promise that log decays are in ``[-5, 0)``, which lets faster kernels run;

@@ -40,8 +40,8 @@ class GatedLinearAttention(TokenMixer):
     its checkpoints load.
 
     Args:
-        mode: ``"chunk"`` (short inputs that need no gradient take the token-by-token operator
-            all the same), or ``"fused_recurrent"`` always.
+        mode: ``"chunk"`` (single tokens take the token-by-token operator all the same), or
+            ``"fused_recurrent"`` always.
         hidden_size: model width.
         expand_k, expand_v: key and value channels of all heads over ``hidden_size``; both
             products are whole multiples of ``num_heads``. A head's key dimension is at most 256.
