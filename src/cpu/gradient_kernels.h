@@ -90,7 +90,8 @@ struct GradientKernels {
   void (*pair_gradient)(const PairGradient&);
   float (*gate_gradient)(const GateGradient&);
 
-  // All columns up to padded(columns) take part from here on.
+  // All columns up to padded(columns) are written from here on; sums take whole vectors of
+  // `columns`, so what a product left beyond them may be anything.
   // out[i] = sum_c x_ic y_ic
   void (*row_dots)(const float* x, const float* y, int64_t ld, int64_t rows, int64_t columns,
                    float* out);

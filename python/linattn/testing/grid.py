@@ -113,6 +113,9 @@ def _shapes(base: Base) -> Iterator[Case]:
         yield base.case("groups", heads=heads, heads_v=heads_v)
     for k, v in QUICK_ODD_DIMS if base.quick else ODD_DIMS:
         yield base.case("dims", dim_k=k, dim_v=v, heads=1)
+        # One channel normalises to a sign, whose gradient is what cancellation leaves of it.
+        if base.default.is_delta and v > 1:
+            yield base.case("dims", dim_k=v, dim_v=k, heads=1, heads_v=2, qk_norm=True)
     for layout in ("fused", "heads_first"):
         yield base.case("strides", layout=layout, batch=2)
         if not base.quick:

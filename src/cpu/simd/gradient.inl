@@ -17,6 +17,10 @@ inline Line line_of(F f) {
 inline Line read_line(const float* p) {
   return line_of([=](int i) { return load(p + i * kWidth); });
 }
+// The products write whole vectors, not whole lines: what lies past them may be NaN.
+inline Line read_line_part(const float* p, int64_t columns) {
+  return line_of([=](int i) { return i * kWidth < columns ? load(p + i * kWidth) : Vec(0.0f); });
+}
 inline void write_line(const Line& y, float* p) {
   LINATTN_UNROLL
   for (int i = 0; i < kLineVecs; ++i) store(y.x[i], p + i * kWidth);
@@ -275,7 +279,8 @@ void row_dots(const float* x, const float* y, int64_t ld, int64_t rows, int64_t 
   for (int64_t i = 0; i < rows; ++i) {
     Line sum = splat(0.0f);
     for (int64_t c = 0; c < columns; c += kLanes)
-      sum = multiply_add(read_line(x + i * ld + c), read_line(y + i * ld + c), sum);
+      sum = multiply_add(read_line_part(x + i * ld + c, columns - c),
+                         read_line_part(y + i * ld + c, columns - c), sum);
     float total = 0;
     for (int j = 0; j < kLineVecs; ++j) total += stdx::reduce(sum.x[j]);
     out[i] = total;
@@ -299,7 +304,8 @@ void norm_gradient(const float* x, const float* inverse_norms, int64_t ld, int64
   for (int64_t i = 0; i < rows; ++i) {
     Line sum = splat(0.0f);
     for (int64_t c = 0; c < columns; c += kLanes)
-      sum = multiply_add(read_line(x + i * ld + c), read_line(dy + i * ld + c), sum);
+      sum = multiply_add(read_line_part(x + i * ld + c, columns - c),
+                         read_line_part(dy + i * ld + c, columns - c), sum);
     float along = 0;
     for (int j = 0; j < kLineVecs; ++j) along += stdx::reduce(sum.x[j]);
     const float r = inverse_norms[i], back = -along * r * r * r;
