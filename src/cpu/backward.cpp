@@ -6,6 +6,7 @@
 #include "core/thread_pool.h"
 #include "cpu/backward_chunk.h"
 #include "cpu/cpu.h"
+#include "cpu/outputs.h"
 #include "recurrence/element.h"
 
 namespace linattn::cpu {
@@ -123,12 +124,12 @@ struct Run {
       }
       if (p.dA_log.present()) shared.dA_log[group * p.heads_v + hv] = head.dA_log();
       if (p.ddt_bias.present())
-        std::copy_n(lane.scratch.dbias_sum, bias_dim(),
-                    shared.ddt_bias + (group * p.heads_v + hv) * bias_dim());
+        std::copy_n(lane.scratch.dbias_sum, gate_dim(),
+                    shared.ddt_bias + (group * p.heads_v + hv) * gate_dim());
     }
   }
 
-  int64_t bias_dim() const { return p.gate == Gate::channel ? p.dim_k : 1; }
+  int64_t gate_dim() const { return p.gate == Gate::channel ? p.dim_k : 1; }
 
   // Adds the parts of one q/k head's dq and dk over a group of sequences, and takes them to q and
   // k.
@@ -141,17 +142,17 @@ struct Run {
       const TokenRange range = token_range(p, args.cu_seqlens, sequence);
       head.enter_head(sequence, range, h * p.group(), {});
       for (int64_t t = range.begin; t < range.end; t += sizes.rows) {
-        const int64_t tokens = std::min(sizes.rows, range.end - t);
+        const ChunkPlace place{range.batch, t, std::min(sizes.rows, range.end - t), h * p.group()};
         for (float* sums : {shared.dq, shared.dk}) {
           if (!(sums == shared.dq ? p.dq : p.dk).present()) continue;
-          for (int64_t i = 0; i < tokens; ++i)
+          for (int64_t i = 0; i < place.count; ++i)
             for (int64_t c = 0; c < padded(p.dim_k); ++c) {
               float sum = 0;
               for (int64_t part = 0; c < p.dim_k && part < plan.parts; ++part)
                 sum += sums_of(sums, part, range.batch)[((t + i) * p.heads_qk + h) * p.dim_k + c];
               rows[i * sizes.ld_k + c] = sum;
             }
-          sums == shared.dq ? head.finish_dq(t, tokens, rows) : head.finish_dk(t, tokens, rows);
+          sums == shared.dq ? head.finish_dq(place, rows) : head.finish_dk(place, rows);
         }
       }
     }
@@ -163,22 +164,13 @@ struct Run {
       for (int64_t g = 0; p.dA_log.present() && g < plan.groups; ++g)
         sum += shared.dA_log[g * p.heads_v + hv];
       store_element(p.dA_log.type, args.dA_log, hv * p.dA_log.h, sum);
-      for (int64_t c = 0; p.ddt_bias.present() && c < bias_dim(); ++c) {
+      for (int64_t c = 0; p.ddt_bias.present() && c < gate_dim(); ++c) {
         sum = 0;
         for (int64_t g = 0; g < plan.groups; ++g)
-          sum += shared.ddt_bias[(g * p.heads_v + hv) * bias_dim() + c];
+          sum += shared.ddt_bias[(g * p.heads_v + hv) * gate_dim() + c];
         store_element(p.ddt_bias.type, args.ddt_bias, hv * p.ddt_bias.h + c * p.ddt_bias.k, sum);
       }
     }
-  }
-
-  // Rows past the last sequence.
-  void zero_unowned(const TokenView& view, void* data, int64_t heads, int64_t dim) const {
-    if (!view.present() || !p.varlen()) return;
-    for (int64_t t = token_range(p, args.cu_seqlens, p.num_sequences - 1).end; t < p.num_tokens;
-         ++t)
-      for (int64_t h = 0; h < heads; ++h)
-        for (int64_t d = 0; d < dim; ++d) store_element(view.type, data, view.at(0, t, h, d), 0);
   }
 };
 
@@ -197,11 +189,11 @@ Status run_backward(const Plan& plan, const linattn_args& args, void*) {
       run.add_parts(index, thread);
     });
   run.add_groups();
-  run.zero_unowned(p.dq, args.dq, p.heads_qk, p.dim_k);
-  run.zero_unowned(p.dk, args.dk, p.heads_qk, p.dim_k);
-  run.zero_unowned(p.dv, args.dv, p.heads_v, p.dim_v);
-  run.zero_unowned(p.dg, args.dg, p.heads_v, run.bias_dim());
-  run.zero_unowned(p.dbeta, args.dbeta, p.heads_v, 1);
+  zero_unowned_tokens(p, args, p.dq, args.dq, p.heads_qk, p.dim_k);
+  zero_unowned_tokens(p, args, p.dk, args.dk, p.heads_qk, p.dim_k);
+  zero_unowned_tokens(p, args, p.dv, args.dv, p.heads_v, p.dim_v);
+  zero_unowned_tokens(p, args, p.dg, args.dg, p.heads_v, run.gate_dim());
+  zero_unowned_tokens(p, args, p.dbeta, args.dbeta, p.heads_v, 1);
   return LINATTN_OK;
 }
 

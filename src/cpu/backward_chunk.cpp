@@ -8,10 +8,7 @@
 // The additive update has R = V, dV = dR and no A, E, K_in.
 #include "cpu/backward_chunk.h"
 
-#include <cmath>
 #include <cstring>
-
-#include "recurrence/element.h"
 
 namespace linattn::cpu {
 
@@ -29,17 +26,17 @@ HeadBackward::HeadBackward(const Problem& p, const linattn_args& args, const Bac
 void HeadBackward::forward(int64_t chunk, const Slot& slot, float* next) {
   enter_chunk(chunk);
   load_qk(false);
-  load_gates();
+  load_decays();
   apply_decays(false);
   if (delta_) {
-    load_beta();
+    load_beta(p_, args_, place_, s_.beta);
     const float* const rows[2] = {nullptr, k_rows()};
     float* const out[2] = {nullptr, slot.a};
     products(rows, out);
     for (int64_t i = 0; i < n_; ++i)
       for (int64_t j = 0; j < i; ++j)
         s_.weights[i * z_.ld_c + j] = slot.a[i * z_.ld_c + j] * s_.beta[j];
-    load_rows(p_.v, args_.v, hv_, p_.dim_v, slot.e, z_.ld_v);
+    load_rows(p_.v, args_.v, place_.head, p_.dim_v, slot.e, z_.ld_v);
     kernels_.gemm({.m = n_,
                    .n = p_.dim_v,
                    .k = p_.dim_k,
@@ -57,7 +54,7 @@ void HeadBackward::forward(int64_t chunk, const Slot& slot, float* next) {
   if (delta_)
     gradient_.scaled_copy(slot.e, z_.ld_v, n_, p_.dim_v, s_.beta, 1, s_.dr, z_.ld_v, false);
   else
-    load_rows(p_.v, args_.v, hv_, p_.dim_v, s_.dr, z_.ld_v);
+    load_rows(p_.v, args_.v, place_.head, p_.dim_v, s_.dr, z_.ld_v);
   if (next != slot.s)
     std::memcpy(next, slot.s, static_cast<size_t>(p_.dim_k * z_.ld_v) * sizeof(float));
   kernels_.gemm({.m = p_.dim_k,
@@ -98,7 +95,7 @@ void HeadBackward::solve_backward(const Slot& slot) {
 void HeadBackward::backward(int64_t chunk, const Slot& slot) {
   enter_chunk(chunk);
   load_qk(true);
-  load_gates();
+  load_decays();
   apply_decays(true);
   const int64_t dim_k = p_.dim_k, dim_v = p_.dim_v, stacked = delta_ ? 2 * n_ : n_;
   {
@@ -106,7 +103,7 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
     float* const out[2] = {s_.p, nullptr};
     products(rows, out);
   }
-  load_rows(p_.do_, args_.do_, hv_, dim_v, s_.x, z_.ld_v);
+  load_rows(p_.do_, args_.do_, place_.head, dim_v, s_.x, z_.ld_v);
   kernels_.upper_product({.m = n_,
                           .n = dim_v,
                           .a = s_.p,
@@ -128,12 +125,12 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
                  .into = Into::add});
   const float* r = s_.v;
   if (delta_) {
-    load_beta();
+    load_beta(p_, args_, place_, s_.beta);
     solve_backward(slot);
     kernels_.scale_rows(slot.e, z_.ld_v, n_, dim_v, s_.beta, 1);
     r = slot.e;
   } else if (token_gradients_) {
-    load_rows(p_.v, args_.v, hv_, dim_v, s_.v, z_.ld_v);
+    load_rows(p_.v, args_.v, place_.head, dim_v, s_.v, z_.ld_v);
   }
   store_dv();
 

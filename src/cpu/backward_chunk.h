@@ -3,7 +3,7 @@
 
 #include "cpu/backward_plan.h"
 #include "cpu/gradient_kernels.h"
-#include "cpu/kernels.h"
+#include "cpu/inputs.h"
 #include "recurrence/sequences.h"
 
 namespace linattn::cpu {
@@ -37,11 +37,12 @@ class HeadBackward {
 
   // Gradients of scale q / |q| and k / |k| (norms where the problem asks for them), rows of K
   // floats with stride ld_k, become those of q and k and are stored. Overwrites scratch.dlog.
-  void finish_dq(int64_t t, int64_t tokens, float* dq);
-  void finish_dk(int64_t t, int64_t tokens, float* dk);
+  void finish_dq(const ChunkPlace& place, float* dq);
+  void finish_dk(const ChunkPlace& place, float* dk);
 
  private:
   const float* k_rows() const { return s_.qk + n_ * z_.ld_k; }
+  int64_t head_qk() const { return place_.head / p_.group(); }
   bool channel() const { return p_.gate == Gate::channel; }
   bool gate_gradient_wanted() const { return wants_gate_gradient(p_); }
 
@@ -49,16 +50,16 @@ class HeadBackward {
   void enter_chunk(int64_t chunk);
   void load_rows(const TokenView& view, const void* data, int64_t head, int64_t dim, float* out,
                  int64_t ld) const;
-  void load_qk(bool with_q);
   void load_row(const TokenView& view, const void* data, float* out) const;
-  void load_gates();
-  void load_beta();
+  void load_qk(bool with_q);
+  void load_decays();
   void store_dbeta() const;
   void store_dv() const;
   void store_gate_gradient();
+  void gate_form_gradient();
   void store_qk_gradient();
   void finish_rows(const TokenView& view, const void* input, const TokenView& out_view, void* out,
-                   int64_t t, int64_t tokens, float factor, float* dx);
+                   const ChunkPlace& place, float factor, float* dx);
 
   // backward_decays.cpp: what happens between tokens of the chunk.
   void apply_decays(bool with_q);
@@ -81,13 +82,13 @@ class HeadBackward {
   const bool delta_;
   const bool token_gradients_;  // any of dq, dk, and of what hangs on the gate
 
-  int64_t sequence_ = 0, hv_ = 0, h_ = 0;
+  int64_t sequence_ = 0;
   TokenRange range_{};
   Sums sums_;
-  float gate_factor_ = 1, constant_decay_ = 1;
   double dA_log_ = 0;
 
-  int64_t t_ = 0, n_ = 0;  // first token and number of tokens of the chunk
+  ChunkPlace place_{};
+  int64_t n_ = 0;  // tokens of the chunk
 };
 
 }  // namespace linattn::cpu

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/kernels.h"
+#include "cpu/states.h"
 
 namespace linattn::cpu {
 namespace {
@@ -92,7 +92,7 @@ Lane::Lane(Ledger* ledger, const BackwardSizes& z, int64_t num_slots, bool delta
   s.x_t = take(std::max(z.dim_v * z.ld_m, z.dim_k * z.ld_c));
   s.r_t = take(z.dim_v * z.ld_c);
   const int64_t node = 6 * half_rows * z.ld_k + z.dim_k * ld_half;
-  s.dqk_t = take(std::max(z.dim_k * z.ld_m, node));
+  s.dqk_t = take(std::max({z.dim_k * z.ld_m, node, state_work(z.dim_k)}));
   s.node_x = s.dqk_t;
   s.node_dx = s.node_x + 2 * half_rows * z.ld_k;
   s.node_k = s.node_dx + 2 * half_rows * z.ld_k;

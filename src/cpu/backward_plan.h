@@ -21,7 +21,7 @@ struct ChunkScratch {
   float* dlog;     // [rows, K]: gradient of log decays; shares memory with dr
   float* x_t;      // [V, 2 rows] x transposed; later [K, rows]
   float* r_t;      // [V, rows]
-  float* dqk_t;    // [K, 2 rows]; shares memory with the node's
+  float* dqk_t;    // [K, 2 rows]; shares memory with the node's, and work for states
   float* dpa;      // [2 rows, rows]: gradient of p, then of a
   float* p;        // [rows, rows]
   float* weights;  // [rows, rows]: a scaled by beta
