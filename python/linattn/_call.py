@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _abi, _state
-from ._library import library, raise_status
+from ._library import follow_torch_threads, library, raise_status
 from ._problem import (
     GRADIENT_OF,
     INPUT_NAMES,
@@ -80,6 +80,7 @@ class Plan:
 
     def __init__(self, problem: bytes, q: Tensor, what: str) -> None:
         lib = library()
+        follow_torch_threads(torch.get_num_threads())
         handle = ctypes.c_void_p()
         device = device_of(q.device)
         status = lib.linattn_plan(problem, device, ctypes.byref(handle))

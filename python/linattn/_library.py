@@ -94,12 +94,22 @@ def _load(path: Path) -> _c.CDLL:
             f"{path} (linattn {handle.linattn_version().decode()}) has other structs than this "
             "package: both must come from the same version"
         )
-    # Two pools of threads on the same cores slow each other down; follow torch's choice when it
-    # is there. The library itself reads LINATTN_NUM_THREADS.
-    torch = sys.modules.get("torch")
-    if torch is not None and "LINATTN_NUM_THREADS" not in os.environ:
-        handle.linattn_set_num_threads(torch.get_num_threads())
     return handle
+
+
+_threads_follow_torch = False
+
+
+def follow_torch_threads(count: int) -> None:
+    """Called before the first plan: two pools of other sizes on the same cores slow each other.
+
+    The library itself reads LINATTN_NUM_THREADS.
+    """
+    global _threads_follow_torch
+    if not _threads_follow_torch:
+        _threads_follow_torch = True
+        if "LINATTN_NUM_THREADS" not in os.environ:
+            library().linattn_set_num_threads(count)
 
 
 def _text(handle: _c.CDLL, function: Callable[..., int], *leading: Any) -> str:

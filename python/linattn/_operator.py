@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_ad
 from torch.autograd import profiler as _profiler
+from torch.nn import Parameter
 
 from . import _abi, _state, _torch_ops
 from ._arguments import integer, no_tensor, real
@@ -109,24 +111,23 @@ def call(
         num_accepted_tokens,
     )
     result = None
-    if not _compiling() and not _watched() and (out is None or type(out) is Tensor):
+    # Someone besides the library may have to see the call: a tracer, autocast, a profiler.
+    if not (
+        _compiling()
+        or _num_modes()
+        or _functorch_level() is not None
+        or _any_autocast()
+        or _forward_ad._current_level >= 0
+        or _profiler._is_profiler_enabled
+        or (_state.special and _state.local.capture is not None)
+        or (out is not None and type(out) is not Tensor)
+    ):
         result = find_forward(switches, inputs, final_type, every, rows, out, _grad_enabled())
     if result is None:
         result = _traced(switches, inputs, final_type, every, rows, out)
     if state_indices is not None and output_final_state:
         return result[0], initial_state, result[2]
     return result
-
-
-def _watched() -> bool:
-    """Whether someone besides the library has to see this call: a tracer, a profiler, autocast."""
-    return (
-        _num_modes() > 0
-        or _functorch_level() is not None
-        or _any_autocast()
-        or _profiler._is_profiler_enabled
-        or (_state.special > 0 and _state.local.capture is not None)
-    )
 
 
 def _traced(
@@ -149,6 +150,8 @@ def _traced(
             # torch would answer meta tensors with the fake implementation and compute nothing.
             detached = tuple(None if t is None else t.detach() for t in inputs)
             return run_forward(switches, detached, final_type, every, rows, out)
+        if _forward_ad._current_level >= 0:
+            _refuse_tangents(inputs)
     inputs = _autocast(inputs)
     needs_grad = _grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     if needs_grad and out is not None:
@@ -190,14 +193,33 @@ def _traced(
         if output_state_indices is not None or num_accepted_tokens is not None or null_index:
             # Not legal without state_indices: the library says which and why.
             return run_forward(switches, inputs, final_type, every, rows, out)
-        o, final_state, states = torch.ops.linattn.forward(
-            *plain, initial_state, cu_seqlens, *numbers, final_type, every, rows
-        )
+        args = (*plain, initial_state, cu_seqlens, *numbers, final_type, every, rows)
+        o, final_state, states = _torch_ops.forward(args, eager=needs_grad and _eager(inputs))
         if final_type is None:
             final_state = None
     if out is not None:
         o = out.copy_(o)
     return o, final_state, states if _torch_ops._wanted(rows) else None
+
+
+def _refuse_tangents(inputs: tuple[Any, ...]) -> None:
+    """Forward-mode gradients would be lost without a word."""
+    for name, t in zip(INPUT_NAMES, inputs, strict=True):
+        if t is not None and _forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(
+                f"{name} has a tangent; linattn offers reverse-mode gradients alone"
+            )
+
+
+def _eager(inputs: tuple[Any, ...]) -> bool:
+    """Whether autograd alone has to see a call."""
+    return (
+        not _compiling()
+        and not _num_modes()
+        and _functorch_level() is None
+        and not _profiler._is_profiler_enabled
+        and all(t is None or type(t) in (Tensor, Parameter) for t in inputs)
+    )
 
 
 def _masked(initial_state: Tensor | None, has_initial_state: Tensor) -> Tensor:

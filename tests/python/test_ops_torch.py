@@ -260,3 +260,43 @@ def test_tensor_subclasses():
     expected = ops.chunk_kda(*inputs)[0]
     o = ops.chunk_kda(inputs[0].as_subclass(Tagged), *inputs[1:])[0]
     assert torch.equal(o.as_subclass(torch.Tensor), expected)
+
+
+def test_forward_mode_gradients_are_refused():
+    q, *rest = make_inputs(FAMILIES["kda"], tokens=5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="q has a tangent"):
+            ops.chunk_kda(dual, *rest)
+        ops.chunk_kda(q, *rest)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_a_loop():
+    q, *rest = make_inputs(FAMILIES["kda"], tokens=5)
+    mapped = torch.vmap(lambda x: ops.chunk_kda(x, *rest)[0])(torch.stack([q, 2 * q]))
+    for o, x in zip(mapped, (q, 2 * q), strict=True):
+        assert torch.equal(o, ops.chunk_kda(x, *rest)[0])
+
+
+def test_functorch_gradients_are_refused():
+    q, *rest = make_inputs(FAMILIES["kda"], tokens=5)
+    with pytest.raises(RuntimeError, match=r"autograd\.Function"):
+        torch.func.grad(lambda x: ops.chunk_kda(x, *rest)[0].sum())(q)
+
+
+def test_threads_follow_torch(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "import torch, linattn; linattn.implementations(); torch.set_num_threads(1)\n"
+        "from linattn import ops, _library; x = torch.zeros(1, 1, 1, 4)\n"
+        "ops.chunk_gla(x, x, x, x); print(_library.library().linattn_get_num_threads())"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "LINATTN_NUM_THREADS"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert run.stdout.split() == ["1"]

@@ -46,6 +46,10 @@ class Gradients(NamedTuple):
     dh0: Tensor | None = None
 
 
+def _detached(inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if t is None else t.detach().resolve_neg() for t in inputs)
+
+
 def forward(operator: Callable[..., Any], *args: Any, **options: Any) -> ForwardResult:
     """Runs a public operator without autograd and keeps what its backward pass needs."""
     results: list[ForwardResult] = []
@@ -58,7 +62,7 @@ def forward(operator: Callable[..., Any], *args: Any, **options: Any) -> Forward
         rows: int,
         out: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        inputs = _autocast(tuple(None if t is None else t.detach() for t in inputs))
+        inputs = _autocast(_detached(inputs))
         pool = inputs[10] is not None
         has_initial_state = inputs[12]
         if has_initial_state is not None and not pool:
@@ -78,9 +82,7 @@ def describe_call(operator: Callable[..., Any], *args: Any, **options: Any) -> S
     found: list[Saved] = []
 
     def keep(switches: Switches, inputs: tuple[Tensor | None, ...], *_: Any) -> Any:
-        found.append(
-            Saved(switches, _autocast(tuple(None if t is None else t.detach() for t in inputs)))
-        )
+        found.append(Saved(switches, _autocast(_detached(inputs))))
         return inputs[0], None, None
 
     with torch.no_grad(), _state.captured(keep):
