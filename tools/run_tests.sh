@@ -6,9 +6,11 @@ source tools/stage.sh
 
 pytest() { python -m pytest --quiet "$@"; }
 
-stage "C++ tests" ctest --preset default --no-tests=error
+stage "C++ tests" ctest --preset default --no-tests=error --parallel "${JOBS:-$(nproc)}"
+stage "Examples of the documentation and docstrings" \
+  pytest --doctest-modules --doctest-glob='*.md' README.md docs python/linattn
 stage "Installed package" pytest tests/package
 stage "Sanitizers" tools/run_sanitizers.sh
-stage "Fuzzing" tools/run_fuzz.sh 40
-stage "Python tests and examples of the documentation" pytest -n "${JOBS:-$(nproc)}" tests/python
+stage "Fuzzing" tools/run_fuzz.sh 30
+stage "Python tests" pytest --numprocesses "${JOBS:-$(nproc)}" tests/python
 stage_times

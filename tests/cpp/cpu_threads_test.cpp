@@ -47,9 +47,20 @@ void chunks() {
   }
 }
 
+void decode() {
+  for (const uint32_t seed : {1u, 2u}) {
+    Case c;
+    c.tokens = 2, c.dim_k = 24, c.dim_v = 40, c.batch = 5;
+    Call call = forward_of(c, seed);
+    call.problem.form = LINATTN_RECURRENT;
+    at_every_number_of_threads(call, 0, "decode");
+  }
+}
+
 }  // namespace
 
 int main() {
   chunks();
+  decode();
   return check::finish();
 }
