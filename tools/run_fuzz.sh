@@ -4,7 +4,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-40}
-export UBSAN_OPTIONS=print_stacktrace=1
+export ASAN_OPTIONS=abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1
 
 if [ "$seconds" -gt 120 ] && command -v clang++ >/dev/null &&
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |

@@ -88,13 +88,13 @@ linattn_problem legal(Source& s) {
       p.gate = LINATTN_GATE_CHANNEL;
       break;
     case LINATTN_GDN:
-      p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_CHANNEL, 0});
+      p.gate = s.of<int32_t>({LINATTN_GATE_HEAD, LINATTN_GATE_CHANNEL, 0});
       break;
     case LINATTN_GLA:
-      p.gate = s.of({LINATTN_GATE_CHANNEL, 0});
+      p.gate = s.of<int32_t>({LINATTN_GATE_CHANNEL, 0});
       break;
     case LINATTN_SIMPLE_GLA:
-      p.gate = s.of({LINATTN_GATE_HEAD, LINATTN_GATE_HEAD_CONSTANT});
+      p.gate = s.of<int32_t>({LINATTN_GATE_HEAD, LINATTN_GATE_HEAD_CONSTANT});
       break;
     case LINATTN_LIGHTNING:
       p.gate = LINATTN_GATE_HEAD_CONSTANT;
@@ -103,21 +103,22 @@ linattn_problem legal(Source& s) {
       break;
   }
   p.pass = s.one_in(3) ? LINATTN_BACKWARD : LINATTN_FORWARD;
-  p.form = p.pass == LINATTN_BACKWARD ? LINATTN_CHUNK : s.of({LINATTN_CHUNK, LINATTN_RECURRENT});
+  p.form = p.pass == LINATTN_BACKWARD ? LINATTN_CHUNK
+                                      : s.of<int32_t>({LINATTN_CHUNK, LINATTN_RECURRENT});
   p.scale = s.of({1.0, 0.0, 0.125, -2.0});
-  const int32_t type = s.of({LINATTN_F32, LINATTN_F32, LINATTN_BF16, LINATTN_F16});
+  const int32_t type = s.of<int32_t>({LINATTN_F32, LINATTN_F32, LINATTN_BF16, LINATTN_F16});
   const int64_t h = 1 + s.below(2), hv = h * (1 + s.below(3));
   const int64_t k = s.of<int64_t>({1, 3, 8, 16, 33, 64}), v = s.of<int64_t>({1, 5, 8, 16, 40, 64});
   const bool packed = s.one_in(3);
   const int64_t batch = packed ? 1 : s.below(3) + 1;
   const int64_t tokens = s.of<int64_t>({0, 1, 2, 15, 16, 17, 63, 64, 65, 130});
   const int64_t n = packed ? 1 + s.below(4) : batch;
-  const auto gate_type = [&] { return s.of({LINATTN_F32, LINATTN_BF16, LINATTN_F16}); };
+  const auto gate_type = [&] { return s.of<int32_t>({LINATTN_F32, LINATTN_BF16, LINATTN_F16}); };
 
   p.q = strided(s, type, {batch, tokens, h, k});
   p.k = strided(s, type, {batch, tokens, h, k});
   p.v = strided(s, type, {batch, tokens, hv, v});
-  if (packed) p.cu_seqlens = strided(s, s.of({LINATTN_I32, LINATTN_I64}), {n + 1});
+  if (packed) p.cu_seqlens = strided(s, s.of<int32_t>({LINATTN_I32, LINATTN_I64}), {n + 1});
   if (p.gate == LINATTN_GATE_CHANNEL) p.g = strided(s, gate_type(), {batch, tokens, hv, k});
   if (p.gate == LINATTN_GATE_HEAD) p.g = strided(s, gate_type(), {batch, tokens, hv});
   if (p.gate == LINATTN_GATE_HEAD_CONSTANT) p.g_gamma = strided(s, LINATTN_F32, {hv});
@@ -163,7 +164,7 @@ linattn_problem legal(Source& s) {
     const int64_t slots = 1 + s.below(5);
     p.initial_state = state(slots);
     const bool columns = p.form == LINATTN_RECURRENT && s.one_in(2);
-    const int32_t index = s.of({LINATTN_I32, LINATTN_I64});
+    const int32_t index = s.of<int32_t>({LINATTN_I32, LINATTN_I64});
     const auto indices = [&] {
       return columns ? strided(s, index, {n, std::max<int64_t>(tokens, 1) + s.below(2)})
                      : strided(s, index, {n});
@@ -404,10 +405,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
 #include <csignal>
 #include <random>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-
 namespace {
 
 uint64_t current_seed = 0;
@@ -429,9 +426,7 @@ int main(int argc, char** argv) {
     if (option == "--seed") seed = std::strtoull(argv[i + 1], nullptr, 10);
     if (option == "--runs") runs = std::strtoull(argv[i + 1], nullptr, 10), seconds = 1e9;
   }
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_set_death_callback(tell_seed);
-#endif
+  // Sanitizers end this way with abort_on_error=1 (tools/run_fuzz.sh sets it).
   std::signal(SIGABRT, [](int) { tell_seed(); });
   const auto start = std::chrono::steady_clock::now();
   uint64_t done = 0;
