@@ -18,7 +18,8 @@ inline Vec exp_of(Vec x) {
   const Vec rr = r * r;
   const Vec y = (p * rr + r) + 1.0f;
   // 2^n in two factors: n = 128 is a legal exponent of the result, not of one factor.
-  const IVec i = std::bit_cast<IVec>(shifted) - 0x4b400000;
+  // Unsigned, since x far outside (-inf, NaN) leaves any bits here; the ends below replace them.
+  const IVec i = std::bit_cast<IVec>(std::bit_cast<UVec>(shifted) - 0x4b400000u);
   const IVec half = i >> 1;
   const Vec low = std::bit_cast<Vec>((half + 127) << 23);
   const Vec high = std::bit_cast<Vec>((i - half + 127) << 23);
