@@ -54,10 +54,12 @@ const Kernels& best() {
     if (const Kernels* table = kernels_of(name)) return *table;
   return *kernels_of("baseline");
 }
-const Kernels& chosen = best();
+const Kernels* chosen = &best();
 }  // namespace
 
-const Kernels& kernels() { return chosen; }
+const Kernels& kernels() { return *chosen; }
+
+void select_kernels(const Kernels& table) { chosen = &table; }
 
 #if defined(__x86_64__)
 FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) {

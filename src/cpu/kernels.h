@@ -92,7 +92,7 @@ struct ChunkRecord {
   float* gamma = nullptr;  // out [padded(dim_k)]
   float* work = nullptr;   // record_work(ld_k) floats
 };
-constexpr int64_t record_work(int64_t ld_k) { return 35 * ld_k + 2 * kMaxChunk; }
+constexpr int64_t record_work(int64_t ld_k) { return 67 * ld_k + 2 * kMaxChunk; }
 
 // One token of one value head, state in the caller's memory, for `columns` channels of V:
 //   S <- decay (.) S;  u = beta (v - S^T k) or v;  S <- S + k u^T;  o = S^T q.
@@ -159,6 +159,7 @@ struct Kernels {
 // when the library has no such target or the processor cannot run it.
 const Kernels& kernels();
 const Kernels* kernels_of(const char* name);
+void select_kernels(const Kernels& table);  // for tests, while nothing runs
 
 // Denormals flushed to zero in the calling thread while this lives: decays underflow by design, and
 // a denormal operand costs a hundred times a normal one.

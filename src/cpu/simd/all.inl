@@ -27,6 +27,7 @@ namespace {
 #include "cpu/simd/math.inl"
 #include "cpu/simd/convert.inl"
 #include "cpu/simd/gemm.inl"
+#include "cpu/simd/precise.inl"
 #include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
 #include "cpu/simd/decode.inl"

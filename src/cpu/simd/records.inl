@@ -31,28 +31,38 @@ inline Vec first_lanes(Vec a, Vec b) {
 template <bool DELTA, int FIRST, int ROWS, int VEC>
 inline void diagonal_rows(const ChunkRecord& c, const float* q, const float* k, const float* d,
                           float* kr, float* ap) {
-  Vec a[ROWS], p[ROWS];
-  LINATTN_UNROLL
-  for (int i = 0; i < ROWS; ++i) a[i] = p[i] = 0.0f;
   constexpr int lane = VEC * static_cast<int>(kWidth);
-  for (int64_t x = 0; x < c.dim_k; ++x) {
-    Vec key = load(kr + x * c.ld_c + lane);
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-      (
-          [&] {
-            constexpr int row = FIRST + I;
-            key = first_lanes<row - lane>(key * d[row * c.ld_k + x], key);
-            if constexpr (DELTA) a[I] = a[I] + k[row * 2 * c.ld_k + x] * key;
-            p[I] = p[I] + q[row * 2 * c.ld_k + x] * key;
-          }(),
-          ...);
-    }(std::make_integer_sequence<int, ROWS>());
-    store(key, kr + x * c.ld_c + lane);
+  constexpr int64_t kTerms = 4;  // of A in fp32 before they go to the sum in double
+  PreciseSum sum[ROWS];
+  Vec p[ROWS];
+  LINATTN_UNROLL
+  for (int i = 0; i < ROWS; ++i) p[i] = 0.0f;
+  for (int64_t first = 0; first < c.dim_k; first += kTerms) {
+    Vec a[ROWS];
+    LINATTN_UNROLL
+    for (int i = 0; i < ROWS; ++i) a[i] = 0.0f;
+    const int64_t end = smaller(first + kTerms, c.dim_k);
+    for (int64_t x = first; x < end; ++x) {
+      Vec key = load(kr + x * c.ld_c + lane);
+      [&]<int... I>(std::integer_sequence<int, I...>) {
+        (
+            [&] {
+              constexpr int row = FIRST + I;
+              key = first_lanes<row - lane>(key * d[row * c.ld_k + x], key);
+              if constexpr (DELTA) a[I] = a[I] + k[row * 2 * c.ld_k + x] * key;
+              p[I] = p[I] + q[row * 2 * c.ld_k + x] * key;
+            }(),
+            ...);
+      }(std::make_integer_sequence<int, ROWS>());
+      store(key, kr + x * c.ld_c + lane);
+    }
+    if constexpr (DELTA)
+      for (int i = 0; i < ROWS; ++i) sum[i].add(a[i]);
   }
   LINATTN_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     float* row = ap + (FIRST + i) * 2 * c.ld_c + lane;
-    if constexpr (DELTA) store(a[i], row);
+    if constexpr (DELTA) sum[i].write(row);
     store(p[i], row + c.ld_c);
   }
 }
@@ -92,12 +102,31 @@ inline void keys_to_columns(const ChunkRecord& c, int64_t first, int64_t count, 
   }
 }
 
+// Rows of A and P, n columns of them, from rows of k and q that take turns.
+inline void products(const ChunkRecord& c, int64_t rows, int64_t n, const float* kq, double* wide,
+                     float* ap) {
+  if (c.delta) {
+    for (int64_t i = 0; i < rows; ++i) widen(kq + i * 2 * c.ld_k, c.dim_k, wide + i * c.ld_k);
+    precise_product(rows, n, c.dim_k, wide, c.ld_k, c.kr, c.ld_c, ap, 2 * c.ld_c);
+  }
+  gemm({.m = rows,
+        .n = n,
+        .k = c.dim_k,
+        .a = kq + c.ld_k,
+        .a_row = 2 * c.ld_k,
+        .b = c.kr,
+        .b_row = c.ld_c,
+        .c = ap + c.ld_c,
+        .c_row = 2 * c.ld_c});
+}
+
 void channel_record(const ChunkRecord& c) {
   const int64_t width = padded(c.dim_k);
   float* block_decay = c.work;           // [K] over the current block
   float* prefix = block_decay + c.ld_k;  // [K] over the blocks before it
   float* total = prefix + c.ld_k;        // [K] sum of gates so far
   float* decayed = total + c.ld_k;       // [2 kBlock, ld_k]: rows from the block's start
+  double* wide = reinterpret_cast<double*>(decayed + 2 * kBlock * c.ld_k);
   for (int64_t x = 0; x < width; x += kWidth) {
     store(Vec(1.0f), prefix + x);
     store(Vec(0.0f), total + x);
@@ -126,13 +155,7 @@ void channel_record(const ChunkRecord& c) {
     }
     float* ap = c.ap + first * 2 * c.ld_c;
     if (first > 0) {
-      Gemm g{.n = first, .k = c.dim_k, .b = c.kr, .b_row = c.ld_c, .c_row = c.ld_c};
-      if (c.delta)
-        g.m = 2 * rows, g.a = decayed, g.a_row = c.ld_k, g.c = ap;
-      else
-        g.m = rows, g.a = decayed + c.ld_k, g.a_row = 2 * c.ld_k, g.c = ap + c.ld_c,
-        g.c_row = 2 * c.ld_c;
-      gemm(g);
+      products(c, rows, first, decayed, wide, ap);
       for (int64_t x = 0; x < c.dim_k; ++x) {
         const Vec s = block_decay[x];
         float* row = c.kr + x * c.ld_c;
@@ -154,17 +177,11 @@ void channel_record(const ChunkRecord& c) {
 
 void head_record(const ChunkRecord& c) {
   const int64_t width = padded(c.tokens);
+  double* wide = reinterpret_cast<double*>(c.work + 2 * kMaxChunk);
   transpose(c.kq, 2 * c.ld_k, c.tokens, c.dim_k, c.kr, c.ld_c);
   for (int64_t first = 0; first < c.tokens; first += kTileRows) {
     const int64_t rows = smaller(c.tokens - first, kTileRows);
-    Gemm g{.n = first + rows, .k = c.dim_k, .b = c.kr, .b_row = c.ld_c, .c_row = c.ld_c};
-    float* kq = c.kq + first * 2 * c.ld_k;
-    float* ap = c.ap + first * 2 * c.ld_c;
-    if (c.delta)
-      g.m = 2 * rows, g.a = kq, g.a_row = c.ld_k, g.c = ap;
-    else
-      g.m = rows, g.a = kq + c.ld_k, g.a_row = 2 * c.ld_k, g.c = ap + c.ld_c, g.c_row = 2 * c.ld_c;
-    gemm(g);
+    products(c, rows, first + rows, c.kq + first * 2 * c.ld_k, wide, c.ap + first * 2 * c.ld_c);
   }
   if (c.g == nullptr) {
     for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = 1.0f;
