@@ -15,6 +15,12 @@ def no_tensor(name: str, value: object) -> TypeError:
     return TypeError(f"{name} has type {type(value).__name__}; allowed: torch.Tensor")
 
 
+def renamed(error: Exception, names: dict[str, str]) -> Exception:
+    """An error that speaks of an argument, with the name that the caller knows it by."""
+    first, space, rest = str(error).partition(" ")
+    return type(error)(names[first] + space + rest) if first in names else error
+
+
 def real(name: str, value: Any) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} has type {type(value).__name__}; allowed: a real number")

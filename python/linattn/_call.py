@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _abi, _state
+from ._arguments import renamed
 from ._library import follow_torch_threads, library, raise_status
 from ._problem import (
     GRADIENT_OF,
@@ -173,7 +174,10 @@ def _plan_forward(
                 descriptors[index] = describe_new(tuple(t.shape), t.dtype, t.device)
                 copies.append(index)
     problem = pack_problem(switches, _abi.FORWARD, state_every, descriptors, force)
-    plan = Plan(problem, q, _title(switches, "forward", q, v))
+    try:
+        plan = Plan(problem, q, _title(switches, "forward", q, v))
+    except (ValueError, TypeError) as error:
+        raise renamed(error, {"o": "out"}) from None
     plan.copies = tuple(copies)
     plan.o_shape = tuple(v.shape)
     plan.like_v = v.is_contiguous() and v.dtype == q.dtype and v.device == q.device

@@ -251,6 +251,10 @@ def test_cula_update_of_the_gated_delta_rule():
         q, k, v, g, b.sigmoid(), initial_state=before[[2, 1]], output_final_state=True
     )
     assert error(o, o_ref) < 1e-5 and error(pool[[2, 1]], ht) < 1e-5
+    with pytest.raises(ValueError, match=r"^a has shape"):
+        cula.kda.fused_sigmoid_gating_delta_rule_update(
+            A_log, a[..., :1], dt_bias, 1.0, 20.0, q, k, v, b, pool, slots, state_layout="kv"
+        )
     with pytest.raises(ValueError, match="state_layout"):
         cula.kda.fused_sigmoid_gating_delta_rule_update(
             A_log, a, dt_bias, 1.0, 20.0, q, k, v, b, pool, slots, state_layout="xy"

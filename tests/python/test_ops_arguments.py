@@ -30,7 +30,7 @@ def test_every_input_must_be_a_tensor(family, form):
     for position, name in enumerate(family.names()):
         wrong = list(inputs)
         wrong[position] = [1.0, 2.0]
-        with pytest.raises(TypeError, match=rf"{name} has type list"):
+        with pytest.raises(TypeError, match=rf"{name}k? has type list"):
             getattr(family, form)(*wrong)
 
 
@@ -147,8 +147,8 @@ VALUES = [
     ({"num_accepted_tokens": torch.tensor([1, 1])}, ValueError, "num_accepted_tokens"),
     ({"output_state_indices": torch.tensor([1, 1])}, ValueError, "output_state_indices"),
     ({"state_indices": torch.tensor([1, 1])}, ValueError, "initial_state is None"),
-    ({"out": torch.empty(2, 5, 2, 15)}, ValueError, r"o has shape \[2,5,2,15\]"),
-    ({"out": torch.empty(2, 5, 2, 16).double()}, TypeError, "o has type float64"),
+    ({"out": torch.empty(2, 5, 2, 15)}, ValueError, r"out has shape \[2,5,2,15\]"),
+    ({"out": torch.empty(2, 5, 2, 16).double()}, TypeError, "out has type float64"),
     ({"initial_state": torch.zeros(2, 2, 16, 8)}, ValueError, "initial_state has shape"),
 ]
 
@@ -218,3 +218,14 @@ def test_no_warnings_on_the_plain_path():
         warnings.simplefilter("error")
         for family in FAMILIES.values():
             family.chunk(*make_inputs(family, tokens=5))
+
+
+def test_errors_use_the_callers_names():
+    q, k, v, g, beta = kda()
+    bad = g[..., :3]
+    with pytest.raises(ValueError, match=r"^gk has shape"):
+        ops.fused_recurrent_gla(q, k, v, bad)
+    with pytest.raises(ValueError, match=r"^gk has shape"):
+        ops.fused_recurrent_gated_delta_rule(q, k, v, gk=bad, beta=beta)
+    with pytest.raises(ValueError, match=r"^g has shape"):
+        ops.fused_recurrent_gated_delta_rule(q, k, v, g=bad, beta=beta)

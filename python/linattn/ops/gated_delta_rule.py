@@ -16,6 +16,7 @@ from .._arguments import (
     form_of_beta,
     form_of_gate,
     refuse,
+    renamed,
     renamed_layout,
 )
 from .._operator import call
@@ -200,33 +201,36 @@ def fused_recurrent_gated_delta_rule(
                 g = fused_gdn_gate(g, A_log, dt_bias)
                 use_gate_in_kernel, A_log, dt_bias = False, None, None
             g = gk.float() + g.float()[..., None]
-    o, final_state, _ = call(
-        _abi.GDN,
-        _abi.RECURRENT,
-        gate,
-        q,
-        k,
-        v,
-        g,
-        None,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        bits(use_qk_l2norm_in_kernel, state_v_first, auto_cp, batch_invariant),
-        cu_seqlens,
-        gate_form=form_of_gate(use_gate_in_kernel, None),
-        A_log=A_log,
-        dt_bias=dt_bias,
-        beta_form=form_of_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        out=out,
-        state_indices=state_indices,
-        output_state_indices=output_state_indices,
-        null_state_index=null_state_index,
-        has_initial_state=has_initial_state,
-        num_accepted_tokens=num_accepted_tokens,
-        output_state_dtype=output_state_dtype,
-    )
+    try:
+        o, final_state, _ = call(
+            _abi.GDN,
+            _abi.RECURRENT,
+            gate,
+            q,
+            k,
+            v,
+            g,
+            None,
+            beta,
+            scale,
+            initial_state,
+            output_final_state,
+            bits(use_qk_l2norm_in_kernel, state_v_first, auto_cp, batch_invariant),
+            cu_seqlens,
+            gate_form=form_of_gate(use_gate_in_kernel, None),
+            A_log=A_log,
+            dt_bias=dt_bias,
+            beta_form=form_of_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+            out=out,
+            state_indices=state_indices,
+            output_state_indices=output_state_indices,
+            null_state_index=null_state_index,
+            has_initial_state=has_initial_state,
+            num_accepted_tokens=num_accepted_tokens,
+            output_state_dtype=output_state_dtype,
+        )
+    except (ValueError, TypeError) as error:
+        raise renamed(error, {"g": "gk"} if gk is not None else {}) from None
     return o, final_state
 
 

@@ -11,6 +11,7 @@ from .. import _abi
 from .._arguments import (
     bits,
     refuse,
+    renamed,
     renamed_layout,
 )
 from .._operator import call
@@ -138,29 +139,32 @@ def fused_recurrent_gla(
     if transpose_state_layout is not None:
         state_v_first = renamed_layout(state_v_first, transpose_state_layout)
     gate = _abi.GATE_NONE if gk is None else _abi.GATE_CHANNEL
-    o, final_state, _ = call(
-        _abi.GLA,
-        _abi.RECURRENT,
-        gate,
-        q,
-        k,
-        v,
-        gk,
-        None,
-        None,
-        scale,
-        initial_state,
-        output_final_state,
-        bits(False, state_v_first, auto_cp, batch_invariant),
-        cu_seqlens,
-        out=out,
-        state_indices=state_indices,
-        output_state_indices=output_state_indices,
-        null_state_index=null_state_index,
-        has_initial_state=has_initial_state,
-        num_accepted_tokens=num_accepted_tokens,
-        output_state_dtype=output_state_dtype,
-    )
+    try:
+        o, final_state, _ = call(
+            _abi.GLA,
+            _abi.RECURRENT,
+            gate,
+            q,
+            k,
+            v,
+            gk,
+            None,
+            None,
+            scale,
+            initial_state,
+            output_final_state,
+            bits(False, state_v_first, auto_cp, batch_invariant),
+            cu_seqlens,
+            out=out,
+            state_indices=state_indices,
+            output_state_indices=output_state_indices,
+            null_state_index=null_state_index,
+            has_initial_state=has_initial_state,
+            num_accepted_tokens=num_accepted_tokens,
+            output_state_dtype=output_state_dtype,
+        )
+    except (ValueError, TypeError) as error:
+        raise renamed(error, {"g": "gk"}) from None
     return o, final_state
 
 

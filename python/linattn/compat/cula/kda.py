@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import ops
-from ..._arguments import check_chunk_indices
+from ..._arguments import check_chunk_indices, renamed
 from .._shared import need_tensors
 
 __all__ = [
@@ -163,6 +163,14 @@ def kda_decode(
     )
 
 
+_NAMES = {
+    "g": "a",
+    "beta": "b",
+    "initial_state": "initial_state_source",
+    "state_indices": "initial_state_indices",
+}
+
+
 def fused_sigmoid_gating_delta_rule_update(
     A_log: Tensor,
     a: Tensor,
@@ -211,10 +219,13 @@ def fused_sigmoid_gating_delta_rule_update(
         "out": out,
         "state_indices": initial_state_indices,
     }
-    if is_kda:
-        o, _ = ops.fused_recurrent_kda(q, k, v, a, b, **gate, **options)
-    else:
-        o, _ = ops.fused_recurrent_gated_delta_rule(q, k, v, a, beta=b, **gate, **options)
+    try:
+        if is_kda:
+            o, _ = ops.fused_recurrent_kda(q, k, v, a, b, **gate, **options)
+        else:
+            o, _ = ops.fused_recurrent_gated_delta_rule(q, k, v, a, beta=b, **gate, **options)
+    except (ValueError, TypeError) as error:
+        raise renamed(error, _NAMES) from None
     return o.transpose(0, 1) if packed else o
 
 
