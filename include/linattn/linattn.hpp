@@ -275,19 +275,17 @@ namespace detail {
 // Calls f(name, tensor of the problem, buffer of the args, pointer of the C args) for every tensor.
 template <class P, class A, class C, class F>
 void for_each_tensor(P& p, A& a, C& c, F&& f) {
-#define LINATTN_TENSOR_(name) f(#name, p.name, a.name, c.name);
-  LINATTN_TENSOR_(q)
-  LINATTN_TENSOR_(k)
-  LINATTN_TENSOR_(v) LINATTN_TENSOR_(g) LINATTN_TENSOR_(g_gamma) LINATTN_TENSOR_(beta)
-      LINATTN_TENSOR_(A_log) LINATTN_TENSOR_(dt_bias) LINATTN_TENSOR_(initial_state)
-          LINATTN_TENSOR_(cu_seqlens) LINATTN_TENSOR_(state_indices)
-              LINATTN_TENSOR_(output_state_indices) LINATTN_TENSOR_(has_initial_state)
-                  LINATTN_TENSOR_(num_accepted_tokens) LINATTN_TENSOR_(o)
-                      LINATTN_TENSOR_(final_state) LINATTN_TENSOR_(intermediate_states)
-                          LINATTN_TENSOR_(do_) LINATTN_TENSOR_(dht) LINATTN_TENSOR_(dq)
-                              LINATTN_TENSOR_(dk) LINATTN_TENSOR_(dv) LINATTN_TENSOR_(dg)
-                                  LINATTN_TENSOR_(dbeta) LINATTN_TENSOR_(dA_log)
-                                      LINATTN_TENSOR_(ddt_bias) LINATTN_TENSOR_(dh0)
+#define LINATTN_TENSOR_(name) f(#name, p.name, a.name, c.name)
+  LINATTN_TENSOR_(q), LINATTN_TENSOR_(k), LINATTN_TENSOR_(v), LINATTN_TENSOR_(g),
+      LINATTN_TENSOR_(g_gamma), LINATTN_TENSOR_(beta), LINATTN_TENSOR_(A_log);
+  LINATTN_TENSOR_(dt_bias), LINATTN_TENSOR_(initial_state), LINATTN_TENSOR_(cu_seqlens);
+  LINATTN_TENSOR_(state_indices), LINATTN_TENSOR_(output_state_indices),
+      LINATTN_TENSOR_(has_initial_state);
+  LINATTN_TENSOR_(num_accepted_tokens), LINATTN_TENSOR_(o), LINATTN_TENSOR_(final_state),
+      LINATTN_TENSOR_(intermediate_states);
+  LINATTN_TENSOR_(do_), LINATTN_TENSOR_(dht), LINATTN_TENSOR_(dq), LINATTN_TENSOR_(dk),
+      LINATTN_TENSOR_(dv), LINATTN_TENSOR_(dg);
+  LINATTN_TENSOR_(dbeta), LINATTN_TENSOR_(dA_log), LINATTN_TENSOR_(ddt_bias), LINATTN_TENSOR_(dh0);
 #undef LINATTN_TENSOR_
 }
 
