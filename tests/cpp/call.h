@@ -188,7 +188,7 @@ class Planned {
     status_ = linattn_plan(&call.problem, {LINATTN_DEVICE_CPU, 0}, &plan_);
     CHECK_THAT(status_ == LINATTN_OK, "%s", linattn_last_error());
     if (status_ == LINATTN_OK)
-      workspace_.resize(static_cast<size_t>(linattn_plan_workspace_bytes(plan_)) + 256);
+      workspace_.assign(static_cast<size_t>(linattn_plan_workspace_bytes(plan_)) + 256, kPoison);
   }
   Planned(const Planned&) = delete;
   ~Planned() { linattn_plan_destroy(plan_); }
