@@ -15,6 +15,7 @@ std::string explain_json(const Plan& plan) {
   else
     json.null();
   json.key("device").string(plan.facts.name);
+  json.key("target").string(plan.facts.target);
   json.key("refused").open('{');
   for (const Refusal& refusal : plan.refused)
     json.key(refusal.implementation).string(refusal.reason);

@@ -69,6 +69,7 @@ DeviceFacts device_facts(linattn_device device) {
   facts.device = device;
   if (device.type == LINATTN_DEVICE_CPU) {
     facts.name = "cpu";
+    facts.target = cpu::target_name();
     facts.threads = num_threads();
   } else {
     facts.name = format_text("cuda:%d", device.index);

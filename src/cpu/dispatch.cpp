@@ -1,6 +1,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "cpu/cpu.h"
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -58,6 +59,7 @@ const Kernels* chosen = &best();
 }  // namespace
 
 const Kernels& kernels() { return *chosen; }
+const char* target_name() { return chosen->name; }
 
 void select_kernels(const Kernels& table) { chosen = &table; }
 

@@ -25,6 +25,7 @@ struct Refusal {
 struct DeviceFacts {
   linattn_device device{};
   std::string name;
+  std::string target;              // instruction set: "avx2", "sm_90"
   int threads = 1;                 // CPU
   int compute_capability = 0;      // CUDA: 90 for sm_90
   int num_sms = 0;                 // CUDA

@@ -64,6 +64,7 @@ def test_info_lists_every_implementation(capsys):
     facts = json.loads(text)
     assert status == 0 and facts["implementations"] == implementations_json()
     assert facts["cpu"]["threads"] >= 1
+    assert facts["cpu"]["target"] in ("avx512", "avx2", "neon", "baseline")
 
 
 def test_explain_text_and_json(capsys):
@@ -75,7 +76,7 @@ def test_explain_text_and_json(capsys):
     assert status == 0 and answer["list"] == "backward"
     assert {"implementation", "refused", "workspace_bytes", "launches", "walk"} <= set(answer)
     listed = [entry["name"] for entry in implementations_json()["backward"]["cpu"]]
-    assert [step["implementation"] for step in answer["walk"]] == listed
+    assert [step["implementation"] for step in answer["walk"]][: len(listed)] == listed
     assert sum(step["taken"] is True for step in answer["walk"]) == 1
     assert all({"name", "grid", "block"} <= set(launch) for launch in answer["launches"])
 
@@ -86,6 +87,16 @@ def test_explain_shows_the_order_of_refusals(capsys):
     assert status == 0 and answer["implementation"] == "reference"
     others = [s for s in answer["walk"] if s["implementation"] != "reference"]
     assert all(step["reason"] for step in others)
+
+
+def test_explain_says_why_nothing_runs_on_another_device(capsys):
+    listed = implementations_json()["chunk_forward"]
+    status, text = run(capsys, "explain", "kda", "--device", "cuda", "--json")
+    answer = json.loads(text)
+    if not any(entry["available"] for entry in listed["cuda"]):
+        assert status == 1 and answer["implementation"] is None
+        for entry in listed["cpu"]:
+            assert "runs on cpu" in answer["refused"][entry["name"]]
 
 
 def test_explain_names_a_bad_argument(capsys):

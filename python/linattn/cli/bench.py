@@ -28,7 +28,7 @@ from ..bench.timing import Roof, cpu_roof, cuda_roof
 from ..bench.workloads import Workload, cpu_workloads, cuda_workloads, small
 from ..testing import device_of
 from ..testing.cases import FAMILIES
-from .info import cpu_model, device_name
+from .info import cpu_model, target
 from .problem_options import family
 from .tables import progress, show_table
 
@@ -93,7 +93,7 @@ def better(a: Roof, b: Roof) -> Roof:
 def machine(device: str) -> str:
     if device_of(device).type == _abi.DEVICE_CPU:
         threads = library().linattn_get_num_threads()
-        return f"{cpu_model()} ({device_name('cpu')}), {threads} threads"
+        return f"{cpu_model()} ({target('cpu')}), {threads} threads"
     import torch
 
     return str(torch.cuda.get_device_name(device_of(device).index))

@@ -26,10 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def walk(case: Case, device: str, implementation: str | None = None) -> dict[str, Any]:
     """The library's explanation, with the list that was walked and the entries in its order."""
     answer = explain_case(case, device_of(device), implementation)
-    entries = implementations_json()[case.list_name][device.partition(":")[0]]
+    lists = implementations_json()[case.list_name]
+    kind = device.partition(":")[0]
+    # Entries of the other kind of device refuse as well, and say so.
+    names = [entry["name"] for entry in lists[kind]]
+    names += [entry["name"] for other in lists if other != kind for entry in lists[other]]
     steps = []
-    for entry in entries:
-        name = entry["name"]
+    for name in names:
         if name == answer["implementation"]:
             steps.append({"implementation": name, "taken": True, "reason": ""})
         elif name in answer["refused"]:

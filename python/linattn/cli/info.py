@@ -32,9 +32,9 @@ def cpu_model() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def device_name(device: str) -> str:
-    """The library's own words for a device; on the CPU with the instruction set in use."""
-    return str(explain_case(Case("kda"), device_of(device)).get("device", device))
+def target(device: str) -> str:
+    """The instruction set that the library uses on a device."""
+    return str(explain_case(Case("kda"), device_of(device))["target"])
 
 
 def _torch() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def collect() -> dict[str, Any]:
             "model": cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
             "threads": handle.linattn_get_num_threads(),
-            "target": device_name("cpu"),
+            "target": target("cpu"),
         },
         "torch": _torch(),
         "implementations": implementations_json(),
