@@ -6,9 +6,13 @@ import warnings
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from . import _abi
+
+FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def no_tensor(name: str, value: object) -> TypeError:
@@ -31,6 +35,47 @@ def integer(name: str, value: Any) -> int:
     if not isinstance(value, Integral):
         raise TypeError(f"{name} has type {type(value).__name__}; allowed: an integer")
     return int(value)
+
+
+def switch(name: str, value: Any) -> bool:
+    """A bool, or what stands for one: an integer, numpy's bool, None for False."""
+    if value is True or value is False:
+        return value
+    if value is not None and not isinstance(value, (Integral, np.bool_)):
+        raise TypeError(f"{name} has type {type(value).__name__}; allowed: bool")
+    return bool(value)
+
+
+def check_tensor(
+    name: str, t: Any, types: tuple[torch.dtype, ...], axes: str, shape: tuple[int, ...]
+) -> None:
+    """The library's rules in its words, for a tensor that is used before the library sees it."""
+    if not isinstance(t, Tensor):
+        raise no_tensor(name, t)
+    if t.dtype not in types:
+        allowed = ", ".join(str(dtype)[6:] for dtype in types)
+        raise TypeError(f"{name} has type {str(t.dtype)[6:]}; allowed: {allowed}")
+    if tuple(t.shape) != tuple(shape):
+        found, wanted = (",".join(map(str, sizes)) for sizes in (t.shape, shape))
+        raise ValueError(f"{name} has shape [{found}]; allowed: {axes} = [{wanted}]")
+
+
+def check_gate(g: Any, A_log: Any, dt_bias: Any, axes: int) -> None:
+    """Inputs of a gate alone: ``g [...,HV]`` (``axes`` 1) or ``[...,HV,K]`` (2)."""
+    types = (*FLOAT_TYPES, torch.float64)
+    if not isinstance(g, Tensor):
+        raise no_tensor("g", g)
+    names = "[...,HV]" if axes == 1 else "[...,HV,K]"
+    if g.dim() < axes:
+        raise ValueError(f"g has shape {list(g.shape)}; allowed: {names}")
+    check_tensor("g", g, types, names, g.shape)
+    heads = g.shape[g.dim() - axes :]
+    if A_log is not None:
+        check_tensor("A_log", A_log, types, "[HV]", heads[:1])
+    if dt_bias is not None and axes == 2 and isinstance(dt_bias, Tensor) and dt_bias.dim() == 1:
+        check_tensor("dt_bias", dt_bias, types, "[HV*K] or [HV,K]", (heads.numel(),))
+    elif dt_bias is not None:
+        check_tensor("dt_bias", dt_bias, types, "[HV]" if axes == 1 else "[HV,K] or [HV*K]", heads)
 
 
 def refuse(**arguments: Any) -> None:
@@ -73,6 +118,10 @@ def check_chunk_indices(chunk_indices: Any, cu_seqlens: Tensor | None) -> None:
         raise ValueError(
             f"chunk_indices has shape {list(chunk_indices.shape)}; allowed: [chunks,2]"
         )
+    if chunk_indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"chunk_indices has type {str(chunk_indices.dtype)[6:]}; allowed: int32, int64"
+        )
 
 
 def bits(
@@ -83,30 +132,42 @@ def bits(
     safe_gate: bool = False,
 ) -> int:
     """Bits of linattn_problem.flags."""
-    return (
-        (_abi.FLAG_QK_NORM if qk_norm else 0)
-        | (_abi.FLAG_STATE_V_FIRST if state_v_first else 0)
-        | (0 if auto_cp else _abi.FLAG_NO_AUTO_CP)
-        | (_abi.FLAG_BATCH_INVARIANT if batch_invariant else 0)
-        | (_abi.FLAG_SAFE_GATE if safe_gate else 0)
-    )
+    flags = 0
+    if qk_norm is not False and switch("use_qk_l2norm_in_kernel", qk_norm):
+        flags |= _abi.FLAG_QK_NORM
+    if state_v_first is not False and switch("state_v_first", state_v_first):
+        flags |= _abi.FLAG_STATE_V_FIRST
+    if auto_cp is not True and not switch("auto_cp", auto_cp):
+        flags |= _abi.FLAG_NO_AUTO_CP
+    if batch_invariant is not False and switch("batch_invariant", batch_invariant):
+        flags |= _abi.FLAG_BATCH_INVARIANT
+    if safe_gate is not False and switch("safe_gate", safe_gate):
+        flags |= _abi.FLAG_SAFE_GATE
+    return flags
 
 
 def form_of_gate(use_gate_in_kernel: bool, lower_bound: float | None) -> int:
-    if not use_gate_in_kernel:
+    if use_gate_in_kernel is False or not switch("use_gate_in_kernel", use_gate_in_kernel):
+        if lower_bound is not None and real("lower_bound", lower_bound) == 0.0:
+            # 0 in the problem means no bound, so the library would not see this one.
+            raise ValueError(
+                "lower_bound is 0; it is taken with the gate computed inside alone "
+                "(use_gate_in_kernel=True), and then in [-5, 0)"
+            )
         return _abi.GATE_GIVEN
     return _abi.GATE_RAW_SOFTPLUS if lower_bound is None else _abi.GATE_RAW_BOUNDED
 
 
 def form_of_beta(use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> int:
-    if allow_neg_eigval:
-        if not use_beta_sigmoid_in_kernel:
+    inside = switch("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel)
+    if switch("allow_neg_eigval", allow_neg_eigval):
+        if not inside:
             raise ValueError(
                 "allow_neg_eigval is True; it needs use_beta_sigmoid_in_kernel=True, of whose "
                 "sigmoid it takes the double"
             )
         return _abi.BETA_SIGMOID2
-    return _abi.BETA_SIGMOID if use_beta_sigmoid_in_kernel else _abi.BETA_VALUE
+    return _abi.BETA_SIGMOID if inside else _abi.BETA_VALUE
 
 
 def renamed_layout(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
@@ -118,9 +179,10 @@ def renamed_layout(state_v_first: bool, transpose_state_layout: bool | None) -> 
             "state_v_first is True and transpose_state_layout is given; the second is the old "
             "name of the first"
         )
+    value = switch("transpose_state_layout", transpose_state_layout)
     warnings.warn(
         "transpose_state_layout is the old name of state_v_first",
         DeprecationWarning,
         stacklevel=3,
     )
-    return bool(transpose_state_layout)
+    return value

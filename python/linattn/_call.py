@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from . import _abi, _state
 from ._arguments import renamed
-from ._library import follow_torch_threads, library, raise_status
+from ._library import explain_json, follow_torch_threads, library, raise_status
 from ._problem import (
     GRADIENT_OF,
     INPUT_NAMES,
@@ -146,6 +146,14 @@ def check_layouts(inputs: Inputs) -> None:
             raise TypeError(f"{name} has layout {t.layout}; allowed: torch.strided")
 
 
+def _refuse_headwise(beta: Tensor | None, v: Tensor) -> None:
+    if beta is not None and beta.dim() == 4 and beta.shape == v.shape:
+        raise NotImplementedError(
+            f"beta has shape {list(beta.shape)}, a value for every value channel; linattn offers "
+            "one for every head alone, [B,T,HV]"
+        )
+
+
 def _plan_forward(
     key: tuple[Any, ...],
     switches: Switches,
@@ -158,12 +166,7 @@ def _plan_forward(
 ) -> Plan:
     q, k, v = inputs[:3]
     assert q is not None and v is not None and k is not None
-    beta = inputs[5]
-    if beta is not None and beta.dim() == 4 and beta.shape == v.shape:
-        raise NotImplementedError(
-            f"beta has shape {list(beta.shape)}, a value for every value channel; linattn offers "
-            "one for every head alone, [B,T,HV]"
-        )
+    _refuse_headwise(inputs[5], v)
     descriptors = forward_descriptors(switches, inputs, final_type, rows, out)
     copies: list[int] = []
     if q.device.type == "cuda":
@@ -192,6 +195,26 @@ def _plan_forward(
     )
     plan.row_shape = (axis(q, 0), *state_shape(q, v, max(rows, 0), switches[5]))
     return _remember(key, plan)
+
+
+def check_out(
+    switches: Switches,
+    inputs: Inputs,
+    final_type: torch.dtype | None,
+    state_every: int,
+    rows: int,
+    out: Tensor,
+) -> None:
+    """Raises what a call that writes to ``out`` itself would raise."""
+    q, v = inputs[0], inputs[2]
+    assert q is not None and v is not None
+    _refuse_headwise(inputs[5], v)
+    descriptors = forward_descriptors(switches, inputs, final_type, rows, out)
+    problem = pack_problem(switches, _abi.FORWARD, state_every, descriptors, 0)
+    try:
+        explain_json(problem, device_of(q.device))
+    except (TypeError, ValueError) as error:
+        raise renamed(error, {"o": "out"}) from None
 
 
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]

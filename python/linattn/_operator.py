@@ -15,8 +15,8 @@ from torch.autograd import profiler as _profiler
 from torch.nn import Parameter
 
 from . import _abi, _state, _torch_ops
-from ._arguments import integer, no_tensor, real
-from ._call import find_forward, run_forward
+from ._arguments import FLOAT_TYPES, check_tensor, integer, no_tensor, real, switch
+from ._call import check_out, find_forward, run_forward
 from ._problem import INPUT_NAMES, Switches, axis
 
 _grad_enabled = torch.is_grad_enabled
@@ -24,6 +24,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _num_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _compiling = torch.compiler.is_compiling
+
+_PLAIN = (Tensor, Parameter)
 
 Result = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -75,13 +77,15 @@ def call(
     else:
         null_state_index = integer("null_state_index", null_state_index)
         flags |= _abi.FLAG_NULL_STATE_INDEX
+    if output_final_state is not True and output_final_state is not False:
+        output_final_state = switch("output_final_state", output_final_state)
     final_type: torch.dtype | None = None
     if output_final_state and state_indices is None:
         final_type = torch.float32 if output_state_dtype is None else output_state_dtype
     if output_state_dtype is not None:
         _check_state_dtype(output_state_dtype, output_final_state, state_indices)
     every, rows = 0, -1
-    if intermediate_states or state_every is not None or cu_seqlens_cpu is not None:
+    if intermediate_states is not False or state_every is not None or cu_seqlens_cpu is not None:
         every, rows = _intermediate(q, cu_seqlens, cu_seqlens_cpu, intermediate_states, state_every)
     switches: Switches = (
         family,
@@ -146,7 +150,7 @@ def _traced(
         if _state.special and _state.local.capture is not None:
             result: Result = _state.local.capture(switches, inputs, final_type, every, rows, out)
             return result
-        if type(inputs[0]) is Tensor and inputs[0].is_meta and not _num_modes():
+        if any(type(t) in _PLAIN and t.is_meta for t in (*inputs, out)):
             # torch would answer meta tensors with the fake implementation and compute nothing.
             detached = tuple(None if t is None else t.detach() for t in inputs)
             return run_forward(switches, detached, final_type, every, rows, out)
@@ -159,6 +163,11 @@ def _traced(
             "out is given and an input requires a gradient; a result written into a caller's "
             "tensor has none: leave out=None or call under torch.no_grad()"
         )
+    if out is not None:
+        if _compiling():
+            check_tensor("out", out, (inputs[0].dtype,), "[B,T,HV,V]", inputs[2].shape)
+        else:
+            check_out(switches, inputs, final_type, every, rows, out)
     *plain, initial_state, cu_seqlens = inputs[:10]
     state_indices, output_state_indices, has_initial_state, num_accepted_tokens = inputs[10:]
     family, form, gate, gate_form, beta_form, flags, null_index, scale, lower_bound = switches
@@ -225,18 +234,11 @@ def _eager(inputs: tuple[Any, ...]) -> bool:
 def _masked(initial_state: Tensor | None, has_initial_state: Tensor) -> Tensor:
     if initial_state is None:
         raise ValueError("initial_state is None, but is required by has_initial_state")
-    if has_initial_state.dtype != torch.bool:
-        raise TypeError(f"has_initial_state has type {has_initial_state.dtype}; allowed: bool")
-    if has_initial_state.shape != initial_state.shape[:1]:
-        raise ValueError(
-            f"has_initial_state has shape {list(has_initial_state.shape)}; allowed: [N] = "
-            f"{list(initial_state.shape[:1])}"
-        )
+    check_tensor(
+        "has_initial_state", has_initial_state, (torch.bool,), "[N]", tuple(initial_state.shape[:1])
+    )
     # where, not a product: the rows of False may hold anything, NaN included.
     return torch.where(has_initial_state.view(-1, 1, 1, 1), initial_state, 0.0)
-
-
-_CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _autocast(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -245,9 +247,9 @@ def _autocast(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return inputs
     dtype = torch.get_autocast_dtype(kind)
-    if dtype not in _CASTABLE:
+    if dtype not in FLOAT_TYPES:
         return inputs
-    cast = (t.to(dtype) if t.dtype in _CASTABLE else t for t in inputs[:3])
+    cast = (t.to(dtype) if t.dtype in FLOAT_TYPES else t for t in inputs[:3])
     return (*cast, *inputs[3:])
 
 
@@ -259,11 +261,8 @@ def _default_scale(q: Any) -> float:
     return float(channels**-0.5) if channels else 1.0
 
 
-_STATE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
 def _check_state_dtype(dtype: Any, output_final_state: bool, state_indices: Tensor | None) -> None:
-    if dtype not in _STATE_TYPES:
+    if dtype not in FLOAT_TYPES:
         raise TypeError(
             f"output_state_dtype is {dtype}; allowed: torch.float32, torch.bfloat16, torch.float16"
         )
@@ -286,6 +285,7 @@ def _intermediate(
     state_every: int | None,
 ) -> tuple[int, int]:
     """(state_every of the problem, rows of the intermediate states or -1)."""
+    wanted = switch("return_intermediate_states", wanted)
     if cu_seqlens_cpu is not None:
         _check_host_offsets(cu_seqlens, cu_seqlens_cpu)
     if state_every is not None:

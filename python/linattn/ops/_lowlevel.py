@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _abi, _state
 from .._call import run_backward, run_forward
 from .._operator import _autocast, _masked
-from .._problem import GRADIENT_NAMES, GRADIENT_OF, Switches
+from .._problem import GRADIENT_NAMES, GRADIENT_OF, INPUT_NAMES, Switches
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,21 @@ def backward(
     for name, t in (("do", do), ("dht", dht)):
         if not isinstance(t, Tensor) and not (t is None and name == "dht"):
             raise TypeError(f"{name} has type {type(t).__name__}; allowed: torch.Tensor")
+    if wanted is not None and not isinstance(wanted, (tuple, list, set, frozenset)):
+        names = ", ".join(GRADIENT_NAMES)
+        raise TypeError(f"wanted has type {type(wanted).__name__}; allowed: a tuple of {names}")
     if wanted is None:
         needs = tuple(saved.inputs[position] is not None for position in GRADIENT_OF)
     else:
         for name in wanted:
             if name not in GRADIENT_NAMES:
                 raise ValueError(f"wanted has {name!r}; allowed: {', '.join(GRADIENT_NAMES)}")
+            source = GRADIENT_OF[GRADIENT_NAMES.index(name)]
+            if saved.inputs[source] is None:
+                raise ValueError(
+                    f"wanted has {name!r}; {INPUT_NAMES[source]} was None in the forward call, so "
+                    "it has no gradient; allowed: the gradients of given inputs"
+                )
         needs = tuple(name in wanted for name in GRADIENT_NAMES)
     family, _, *rest = saved.switches
     switches: Any = (family, _abi.CHUNK, *rest)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from .. import _abi
 from .._arguments import (
+    FLOAT_TYPES,
     bits,
     check_chunk_indices,
     check_chunk_size,
+    check_gate,
+    check_tensor,
     form_of_beta,
     form_of_gate,
     refuse,
@@ -193,8 +196,12 @@ def fused_recurrent_gated_delta_rule(
     if gk is not None:
         gate = _abi.GATE_CHANNEL
         if g is None:
+            if use_gate_in_kernel:
+                raise ValueError("g is None; use_gate_in_kernel=True needs it: gk is log decays")
             g = gk
-        else:
+        elif all(isinstance(t, Tensor) and t.dim() == 4 for t in (q, v)):
+            check_tensor("g", g, FLOAT_TYPES, "[B,T,HV]", v.shape[:3])
+            check_tensor("gk", gk, FLOAT_TYPES, "[B,T,HV,K]", (*v.shape[:3], q.shape[3]))
             if use_gate_in_kernel:
                 if A_log is None:
                     raise ValueError("A_log is None, but is required by use_gate_in_kernel=True")
@@ -263,6 +270,7 @@ def fused_gdn_gate(
 
     ``g [...,HV]``, A_log and dt_bias ``[HV]``. Evaluated in fp32 (fp64 for an fp64 g).
     """
+    check_gate(g, A_log, dt_bias, 1)
     x = g if g.dtype == torch.float64 else g.float()
     if dt_bias is not None:
         x = x + dt_bias.to(x.dtype)

@@ -13,10 +13,13 @@ from .._arguments import (
     bits,
     check_chunk_indices,
     check_chunk_size,
+    check_gate,
     form_of_beta,
     form_of_gate,
     refuse,
+    renamed,
     renamed_layout,
+    switch,
 )
 from .._operator import call
 from . import _lowlevel
@@ -258,8 +261,8 @@ def fused_recurrent_kda_fwd(
     ``initial_state`` for sequence n. Returns ``(o, final_state)``.
     """
     indices = ssm_state_indices
-    if inplace_final_state:
-        if not isinstance(initial_state, Tensor):
+    if switch("inplace_final_state", inplace_final_state):
+        if initial_state is None:
             raise ValueError(
                 "initial_state is None; inplace_final_state=True needs it: it is updated in place"
             )
@@ -271,31 +274,34 @@ def fused_recurrent_kda_fwd(
             "inplace_final_state is False with ssm_state_indices; linattn updates a pool in place "
             "alone"
         )
-    return fused_recurrent_kda(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        A_log,
-        dt_bias,
-        scale,
-        initial_state,
-        output_final_state or inplace_final_state,
-        use_qk_l2norm_in_kernel,
-        use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel,
-        allow_neg_eigval,
-        lower_bound,
-        state_v_first,
-        cu_seqlens,
-        out=out,
-        state_indices=indices,
-        output_state_indices=output_state_indices,
-        null_state_index=null_state_index,
-        has_initial_state=has_initial_state,
-        num_accepted_tokens=num_accepted_tokens,
-    )
+    try:
+        return fused_recurrent_kda(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            A_log,
+            dt_bias,
+            scale,
+            initial_state,
+            output_final_state or inplace_final_state,
+            use_qk_l2norm_in_kernel,
+            use_gate_in_kernel,
+            use_beta_sigmoid_in_kernel,
+            allow_neg_eigval,
+            lower_bound,
+            state_v_first,
+            cu_seqlens,
+            out=out,
+            state_indices=indices,
+            output_state_indices=output_state_indices,
+            null_state_index=null_state_index,
+            has_initial_state=has_initial_state,
+            num_accepted_tokens=num_accepted_tokens,
+        )
+    except (TypeError, ValueError) as error:
+        raise renamed(error, {"state_indices": "ssm_state_indices"}) from None
 
 
 def chunk_kda_fwd(*args: Any, **options: Any) -> ForwardResult:
@@ -335,6 +341,7 @@ def fused_kda_gate(
     >>> fused_kda_gate(torch.zeros(1, 1, 2, 3), torch.zeros(2), lower_bound=-5.0).unique()
     tensor([-2.5000])
     """
+    check_gate(g, A_log, dt_bias, 2)
     x = g if g.dtype == torch.float64 else g.float()
     if dt_bias is not None:
         x = x + dt_bias.to(x.dtype).view(x.shape[-2:])

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from .. import _abi
 from .._arguments import (
+    FLOAT_TYPES,
     bits,
     check_chunk_size,
+    check_tensor,
     refuse,
     renamed_layout,
 )
@@ -28,13 +30,19 @@ __all__ = [
 ]
 
 
-def _gate(g: Tensor | None, g_gamma: Tensor | None) -> tuple[int, Tensor | None, Tensor | None]:
+def _gate(
+    v: Tensor, g: Tensor | None, g_gamma: Tensor | None
+) -> tuple[int, Tensor | None, Tensor | None]:
     """(gate, g, g_gamma): a decay per token and a constant one are a decay per token."""
     if g is None:
         return (_abi.GATE_NONE if g_gamma is None else _abi.GATE_HEAD_CONSTANT), None, g_gamma
     if g_gamma is None:
         return _abi.GATE_HEAD, g, None
-    return _abi.GATE_HEAD, g.float() + g_gamma.float(), None
+    if isinstance(v, Tensor) and v.dim() == 4:
+        check_tensor("g", g, FLOAT_TYPES, "[B,T,HV]", v.shape[:3])
+        check_tensor("g_gamma", g_gamma, (torch.float32,), "[HV]", v.shape[2:3])
+        g = g.float() + g_gamma
+    return _abi.GATE_HEAD, g, None  # without a proper v the library says what is wrong with it
 
 
 def chunk_simple_gla(
@@ -94,7 +102,7 @@ def chunk_simple_gla(
     if chunk_size is not None or transpose_state_layout is not None:
         check_chunk_size(chunk_size, ())
         state_v_first = renamed_layout(state_v_first, transpose_state_layout)
-    gate, g, g_gamma = _gate(g, g_gamma)
+    gate, g, g_gamma = _gate(v, g, g_gamma)
     o, final_state, states = call(
         _abi.SIMPLE_GLA,
         _abi.CHUNK,
@@ -157,7 +165,7 @@ def fused_recurrent_simple_gla(
         refuse(reverse=(reverse, False))
     if transpose_state_layout is not None:
         state_v_first = renamed_layout(state_v_first, transpose_state_layout)
-    gate, g, g_gamma = _gate(g, g_gamma)
+    gate, g, g_gamma = _gate(v, g, g_gamma)
     o, final_state, _ = call(
         _abi.SIMPLE_GLA,
         _abi.RECURRENT,
