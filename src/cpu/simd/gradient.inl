@@ -193,44 +193,58 @@ void pair_block(const PairBlock& p) {
 // For a column j: w_i = k_j a_{j+1} .. a_i runs down the rows, and h_i, the gradient that reaches
 // row i's side of the path, runs up them: h_i = c_i + a_{i+1} h_{i+1}, c_i = dp_ij q_i + da_ij k_i.
 // Then dk_j = h_j, and log a_i gets w_i h_i for i > j.
+// Rows past the block's end count as zero, so that every loop has a constant length.
 template <bool kDelta>
 void pair_gradient_of(const PairGradient& g) {
+  constexpr int kRows = kPairRows;
+  const int rows = static_cast<int>(g.rows);
+  float dp[kRows][kRows] = {}, da[kRows][kRows] = {};
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j <= i; ++j) {
+      dp[i][j] = g.dp[i * g.ld_p + j];
+      if (kDelta && j < i) da[i][j] = g.da[i * g.ld_p + j];
+    }
   const int64_t end = padded(g.columns);
   for (int64_t c = 0; c < end; c += kWidth) {
-    Vec q[kPairRows], k[kPairRows], a[kPairRows], dq[kPairRows], dk[kPairRows], dl[kPairRows];
-    for (int64_t i = 0; i < g.rows; ++i) {
-      q[i] = load(g.q + i * g.ld + c);
-      k[i] = load(g.k + i * g.ld + c);
-      a[i] = load(g.a + i * g.ld + c);
-      dq[i] = load(g.dq + i * g.ld + c);
-      dk[i] = load(g.dk + i * g.ld + c);
-      dl[i] = 0.0f;
+    Vec q[kRows], k[kRows], a[kRows], dq[kRows], dk[kRows], dlog[kRows];
+    LINATTN_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t at = i * g.ld + c;
+      const bool there = i < rows;
+      q[i] = there ? load(g.q + at) : Vec(0.0f);
+      k[i] = there ? load(g.k + at) : Vec(0.0f);
+      a[i] = there ? load(g.a + at) : Vec(0.0f);
+      dq[i] = dk[i] = dlog[i] = 0.0f;
     }
-    for (int64_t j = 0; j < g.rows; ++j) {
-      Vec w[kPairRows];
+    LINATTN_UNROLL
+    for (int j = 0; j < kRows; ++j) {
+      Vec w[kRows];
       w[j] = k[j];
-      dq[j] = dq[j] + Vec(g.dp[j * g.ld_p + j]) * w[j];
-      for (int64_t i = j + 1; i < g.rows; ++i) {
+      const Vec same = dp[j][j];
+      dq[j] = dq[j] + same * k[j];
+      LINATTN_UNROLL
+      for (int i = j + 1; i < kRows; ++i) {
         w[i] = w[i - 1] * a[i];
-        dq[i] = dq[i] + Vec(g.dp[i * g.ld_p + j]) * w[i];
-        if constexpr (kDelta) dk[i] = dk[i] + Vec(g.da[i * g.ld_p + j]) * w[i];
+        dq[i] = dq[i] + Vec(dp[i][j]) * w[i];
+        if constexpr (kDelta) dk[i] = dk[i] + Vec(da[i][j]) * w[i];
       }
       Vec h = 0.0f;
-      for (int64_t i = g.rows - 1; i > j; --i) {
-        h = h + Vec(g.dp[i * g.ld_p + j]) * q[i];
-        if constexpr (kDelta) h = h + Vec(g.da[i * g.ld_p + j]) * k[i];
-        dl[i] = dl[i] + w[i] * h;
+      LINATTN_UNROLL
+      for (int i = kRows - 1; i > j; --i) {
+        h = h + Vec(dp[i][j]) * q[i];
+        if constexpr (kDelta) h = h + Vec(da[i][j]) * k[i];
+        dlog[i] = dlog[i] + w[i] * h;
         h = h * a[i];
       }
-      dk[j] = dk[j] + (h + Vec(g.dp[j * g.ld_p + j]) * q[j]);
+      dk[j] = dk[j] + (h + same * q[j]);
     }
-    for (int64_t i = 0; i < g.rows; ++i) {
-      store(dq[i], g.dq + i * g.ld + c);
-      store(dk[i], g.dk + i * g.ld + c);
-      if (g.dlog != nullptr) {
-        float* to = g.dlog + i * g.ld + c;
-        store(load(to) + dl[i], to);
-      }
+    LINATTN_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (i >= rows) break;
+      const int64_t at = i * g.ld + c;
+      store(load(g.dq + at) + dq[i], g.dq + at);
+      store(load(g.dk + at) + dk[i], g.dk + at);
+      if (g.dlog != nullptr) store(load(g.dlog + at) + dlog[i], g.dlog + at);
     }
   }
 }
