@@ -9,7 +9,7 @@
 namespace linattn::cpu {
 
 // What one chunk needs, for one value head. Rows are tokens; "in" is a token as the state before
-// the chunk sees it, "out" as the state after the chunk does (docs/kernels/cpu.md, Backward).
+// the chunk sees it, "out" as the state after the chunk does (docs/kernels/cpu_backward.md).
 struct ChunkScratch {
   float* qk;       // [2 rows, K]: scale q, then k from row `tokens` on
   float* qk_in;    // [2 rows, K]: the same under the decays from the chunk's start; later dq, dk
