@@ -99,7 +99,8 @@ struct Run {
 
   int64_t group_begin(int64_t group) const { return p.num_sequences * group / plan.groups; }
 
-  float* sums_of(float* sums, int64_t part, int64_t batch) const {
+  template <class Float>
+  Float* sums_of(Float* sums, int64_t part, int64_t batch) const {
     return sums + (part * p.batch + batch) * p.num_tokens * p.heads_qk * p.dim_k;
   }
 
@@ -143,8 +144,10 @@ struct Run {
       head.enter_head(sequence, range, h * p.group(), {});
       for (int64_t t = range.begin; t < range.end; t += sizes.rows) {
         const ChunkPlace place{range.batch, t, std::min(sizes.rows, range.end - t), h * p.group()};
-        for (float* sums : {shared.dq, shared.dk}) {
-          if (!(sums == shared.dq ? p.dq : p.dk).present()) continue;
+        // Not told apart by their pointers: an absent one takes no room, so both may be the same.
+        for (const bool of_q : {true, false}) {
+          if (!(of_q ? p.dq : p.dk).present()) continue;
+          const float* sums = of_q ? shared.dq : shared.dk;
           for (int64_t i = 0; i < place.count; ++i)
             for (int64_t c = 0; c < padded(p.dim_k); ++c) {
               float sum = 0;
@@ -152,7 +155,7 @@ struct Run {
                 sum += sums_of(sums, part, range.batch)[((t + i) * p.heads_qk + h) * p.dim_k + c];
               rows[i * sizes.ld_k + c] = sum;
             }
-          sums == shared.dq ? head.finish_dq(place, rows) : head.finish_dk(place, rows);
+          of_q ? head.finish_dq(place, rows) : head.finish_dk(place, rows);
         }
       }
     }
