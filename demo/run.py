@@ -32,6 +32,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--steps", type=int, default=900, help="optimizer steps")
+    add("--seconds", type=float, default=130, help="end training by then, steps done or not")
     add("--batch", type=int, default=8, help="windows in a step")
     add("--context", type=int, default=256, help="bytes in a window")
     add("--width", type=int, default=192, help="model width")
@@ -51,8 +52,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}: at least 1")
     if options.width % options.heads != 0:
         parser.error(f"--width is {options.width}: a multiple of --heads, {options.heads}")
-    if options.temperature <= 0:
-        parser.error(f"--temperature is {options.temperature}: above 0")
+    for name in ("seconds", "temperature"):
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name} is {getattr(options, name)}: above 0")
     return options
 
 
@@ -104,6 +106,7 @@ def demonstrate(options: argparse.Namespace, ledger: Ledger) -> int:
         model,
         corpus,
         steps=options.steps,
+        seconds=options.seconds,
         batch=options.batch,
         context=options.context,
         rate=options.rate,

@@ -12,7 +12,7 @@ from model import HybridLM
 from torch import Tensor
 from tqdm import tqdm
 
-WARMUP = 0.04  # of all steps
+WARMUP = 0.04  # of the whole training
 FINAL_RATE = 0.02  # of the peak
 VALIDATIONS = 5
 VALIDATION_WINDOWS, VALIDATION_BYTES = 16, 4096  # at the end; a quarter of the windows on the way
@@ -46,12 +46,11 @@ def optimizer(model: HybridLM, rate: float, weight_decay: float) -> torch.optim.
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-10, fused=True)
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Fraction of the peak rate: linear warm-up, then cosine."""
-    warmup = max(1, round(WARMUP * steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
+def rate_at(progress: float) -> float:
+    """Fraction of the peak rate at ``progress`` in [0, 1): linear warm-up, then cosine."""
+    if progress < WARMUP:
+        return max(progress, 0.1 * WARMUP) / WARMUP
+    done = (progress - WARMUP) / (1 - WARMUP)
     return FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -68,6 +67,7 @@ def train(
     corpus: Corpus,
     *,
     steps: int,
+    seconds: float,
     batch: int,
     context: int,
     rate: float,
@@ -75,33 +75,38 @@ def train(
     seed: int,
     device: torch.device,
 ) -> History:
-    """Trains in place; validates on the way and at the end."""
+    """Trains in place for ``steps``, or for ``seconds`` where the machine is too slow for them;
+    the learning rate follows whichever is nearer its end. Validates on the way and at the end."""
     history = History()
     generator = torch.Generator().manual_seed(seed)
     adam = optimizer(model, rate, weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: rate_at(step, steps))
-    every = max(1, steps // VALIDATIONS)
+    step, progress, validated = 0, 0.0, 0
+    began = time.perf_counter()
     bar = tqdm(total=steps, unit="step", dynamic_ncols=True, mininterval=0.5)
-    for step in range(1, steps + 1):
+    while progress < 1:
         begin = time.perf_counter()
+        for group in adam.param_groups:
+            group["lr"] = rate * rate_at(progress)
         tokens = random_windows(corpus.train, batch, context + 1, generator).to(device)
         loss = model.bits(tokens)
         adam.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
-        schedule.step()
         history.train.append(loss.item())
-        history.seconds += time.perf_counter() - begin
-        history.tokens_per_second = step * batch * context / history.seconds
         if not math.isfinite(history.train[-1]):
             raise FloatingPointError(f"the loss of step {step} is {history.train[-1]}")
+        step += 1
+        history.seconds += time.perf_counter() - begin
+        history.tokens_per_second = step * batch * context / history.seconds
+        progress = max(step / steps, (time.perf_counter() - began) / seconds)
         bar.update()
         bar.set_postfix_str(
             f"{history.recent():.3f} bits/byte, {history.tokens_per_second:,.0f} tokens/s"
         )
-        if step % every == 0 or step == steps:
-            count = VALIDATION_WINDOWS if step == steps else VALIDATION_WINDOWS // 4
+        if progress >= 1 or int(progress * VALIDATIONS) > validated:
+            validated = int(progress * VALIDATIONS)
+            count = VALIDATION_WINDOWS if progress >= 1 else VALIDATION_WINDOWS // 4
             value = validate(model, corpus.validation, count, device)
             history.validation.append((step, value))
             bar.write(
@@ -109,4 +114,6 @@ def train(
                 f"{history.tokens_per_second:,.0f} tokens/s"
             )
     bar.close()
+    if step < steps:
+        bar.write(f"stopped after {step} of {steps} steps: the limit is {seconds:g} s")
     return history

@@ -50,6 +50,12 @@ def test_fails_when_decode_differs_from_prefill(demo, tmp_path, monkeypatch):
     assert demo.main([*TINY, *options]) == 1
 
 
+def test_stops_when_the_time_is_up(demo, tmp_path, capsys):
+    options = ["--steps", "1000", "--seconds", "0.001", "--device", "cpu", "--sample-bytes", "2"]
+    assert demo.main([*TINY, *options, "--output", str(tmp_path)]) == 0
+    assert "stopped after 1 of 1000 steps: the limit is" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "option, text",
     [
