@@ -31,13 +31,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--steps", type=int, default=900, help="optimizer steps")
+    add("--steps", type=int, default=1400, help="optimizer steps")
     add("--seconds", type=float, default=130, help="end training by then, steps done or not")
     add("--batch", type=int, default=8, help="windows in a step")
-    add("--context", type=int, default=256, help="bytes in a window")
-    add("--width", type=int, default=192, help="model width")
-    add("--heads", type=int, default=3, help="heads of every layer")
-    add("--rate", type=float, default=4e-3, help="peak learning rate")
+    add("--context", type=int, default=128, help="bytes in a window")
+    add("--width", type=int, default=128, help="model width")
+    add("--heads", type=int, default=2, help="heads of every layer")
+    add("--rate", type=float, default=1e-2, help="peak learning rate")
     add("--weight-decay", type=float, default=0.1)
     add("--seed", type=int, default=0)
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")
