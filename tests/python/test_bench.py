@@ -57,8 +57,9 @@ def test_plain_chunked_gradients_are_right(family):
         assert error(got.numpy(), expected[names[name]]) < 2e-5, name
 
 
+@pytest.mark.parametrize("step_of", ["decode_step", "decode_step_inplace"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plain_decode_is_right(family):
+def test_plain_decode_is_right(family, step_of):
     case = Case(family, "recurrent", batch=5, tokens=1, heads=2, heads_v=4, dim_v=24)
     inputs = make_inputs(case)
     expected = reference(case, inputs)
@@ -67,7 +68,7 @@ def test_plain_decode_is_right(family):
     step = {name: x[:, 0] for name, x in own.items()}
     if gamma is not None:
         step["g"] = gamma.expand(5, -1)
-    o = torch_chunked.decode_step(state, **step)
+    o = getattr(torch_chunked, step_of)(state, **step)
     assert error(o[:, None].numpy(), expected["o"]) < 2e-6
     assert error(state.numpy(), expected["final_state"]) < 2e-6
 
@@ -119,6 +120,8 @@ def test_goals_follow_from_the_times():
     assert goals["one head, of cores x rate of a core"].value == pytest.approx(0.1 / 8 / 0.02)
     assert not goals["one head, of cores x rate of a core"].met
     assert goals["chunk fp32, over plain torch"].value == pytest.approx(6)
+    one_head = "one head, of cores x rate of a core"
+    assert one_head not in {goal.what for goal in cpu_goals(made, ROOF, wall=False)}
     assert goals["Python and torch around a call"].value == pytest.approx(9)
     decode = next(m for m in made if m.workload.kind == "decode")
     share = 100 * decode.workload.bytes / 0.02 / 20e9

@@ -30,7 +30,8 @@ def _at_most(family: str, what: str, value: float, unit: str, reach: float) -> G
     return Goal(family, what, value, unit, f"<= {reach:g} {unit}", value <= reach)
 
 
-def cpu_goals(measurements: Iterable[Measurement], roof: Roof) -> Iterator[Goal]:
+def cpu_goals(measurements: Iterable[Measurement], roof: Roof, wall: bool = True) -> Iterator[Goal]:
+    """`wall` is False for CPU seconds, which cannot show how threads share one head."""
     by_work: dict[tuple[str, str, str], Measurement] = {
         (m.workload.case.family, m.workload.kind, m.workload.case.dtype): m
         for m in measurements
@@ -42,7 +43,7 @@ def cpu_goals(measurements: Iterable[Measurement], roof: Roof) -> Iterator[Goal]
             share = 100 * chunk.flops_per_s / roof.flops_per_s
             yield _at_least(family, f"chunk fp32, of {roof.flops_type}", share, "%", 50)
             yield from _over_torch(family, "chunk fp32", chunk)
-        yield from _against_chunk(family, chunk, by_work, roof)
+        yield from _against_chunk(family, chunk, by_work, wall)
         decode = by_work.get((family, "decode", "f32"))
         if decode:
             share = 100 * decode.bytes_per_s / roof.bytes_per_s
@@ -58,7 +59,7 @@ def _against_chunk(
     family: str,
     chunk: Measurement | None,
     by_work: dict[tuple[str, str, str], Measurement],
-    roof: Roof,
+    wall: bool,
 ) -> Iterator[Goal]:
     half = by_work.get((family, "chunk", "bf16"))
     if chunk and half:
@@ -70,7 +71,7 @@ def _against_chunk(
     if backward:
         yield from _over_torch(family, "chunk backward", backward)
     long = by_work.get((family, "long", "f32"))
-    if chunk and long:
+    if chunk and long and wall:
         # The rate of a core is that of the full load, divided by the cores: they cancel.
         share = long.flops_per_s / chunk.flops_per_s
         yield _at_least(family, "one head, of cores x rate of a core", share, "x", 0.8)

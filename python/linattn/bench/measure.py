@@ -12,7 +12,7 @@ from .._errors import DispatchError
 from .._library import Device
 from .ours import Launch, bench_inputs, operator, operator_arguments, torch_inputs
 from .peers import Unavailable, prepare
-from .timing import Roof, cpu_rounds, event_time, graph_time, short_calls
+from .timing import CLOCKS, Clock, Roof, cpu_rounds, event_time, graph_time, short_calls
 from .workloads import Workload
 
 Call = Callable[[], object]
@@ -68,6 +68,7 @@ def measure(
     against: Sequence[str],
     seconds: float,
     implementation: str | None = None,
+    clock: str = "wall",
 ) -> Measurement:
     result = Measurement(workload)
     inputs = bench_inputs(workload.case)
@@ -93,31 +94,29 @@ def measure(
                 result.absent[peer] = str(reason)
     else:
         result.absent = dict.fromkeys(against, "torch is not installed")
-    times = _clock(workload, device, calls, seconds, result.by_events)
+    for call in calls.values():  # the first call plans and touches the memory
+        call()
+    if device.type == _abi.DEVICE_CPU:
+        times = _cpu_times(workload, calls, seconds, CLOCKS[clock])
+    else:
+        short = workload.kind == "call"
+        times = {n: _cuda_time(n, call, short, result.by_events) for n, call in calls.items()}
     result.kernel_s = times.pop("kernel")
     result.call_s = times.pop("call", float("nan"))
     result.peers_s = times
     return result
 
 
-def _clock(
-    workload: Workload,
-    device: Device,
-    calls: dict[str, Call],
-    seconds: float,
-    by_events: list[str],
+def _cpu_times(
+    workload: Workload, calls: dict[str, Call], seconds: float, clock: Clock
 ) -> dict[str, float]:
-    for call in calls.values():  # the first call plans and touches the memory
-        call()
-    short = workload.kind == "call"
-    if device.type != _abi.DEVICE_CPU:
-        return {name: _cuda_clock(name, call, short, by_events) for name, call in calls.items()}
-    if short:
-        return {name: short_calls(call) for name, call in calls.items()}
-    return dict(zip(calls, cpu_rounds(list(calls.values()), seconds), strict=True))
+    if workload.kind == "call":
+        return {name: short_calls(call, clock=clock) for name, call in calls.items()}
+    best = cpu_rounds(list(calls.values()), seconds, clock=clock)
+    return dict(zip(calls, best, strict=True))
 
 
-def _cuda_clock(name: str, call: Call, short: bool, by_events: list[str]) -> float:
+def _cuda_time(name: str, call: Call, short: bool, by_events: list[str]) -> float:
     """Kernel time by graph replay. What cannot be captured is timed by events and says so."""
     import torch
 

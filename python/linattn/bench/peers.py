@@ -43,14 +43,26 @@ def _torch(case: Case, t: Tensors) -> Call:
     names = ("q", "k", "v", "g", "beta", "g_gamma")
     inputs: Tensors = {name: t[name] for name in names if name in t}
     if case.form == "recurrent":
-        state = t["initial_state"]
-        step = {name: x[:, 0] for name, x in inputs.items() if name != "g_gamma"}
-        if "g_gamma" in inputs:
-            step["g"] = inputs["g_gamma"].expand(case.num_sequences, -1)
-        return lambda: torch_chunked.decode_step(state, **step)
+        return _torch_decode(case, t, torch_chunked.decode_step)
     if case.direction == "forward":
         return _no_grad(lambda: torch_chunked.chunk_forward(**inputs))
     return _backward(lambda leaves: torch_chunked.chunk_forward(**leaves)[0], inputs, t["do_"])
+
+
+def _torch_inplace(case: Case, t: Tensors) -> Call:
+    _load("torch")
+    from . import torch_chunked
+
+    _need(case.form == "recurrent", "torch_inplace is a decode step alone")
+    return _torch_decode(case, t, torch_chunked.decode_step_inplace)
+
+
+def _torch_decode(case: Case, t: Tensors, step: Callable[..., object]) -> Call:
+    names = ("q", "k", "v", "g", "beta")
+    token = {name: t[name][:, 0] for name in names if name in t}
+    if "g_gamma" in t:
+        token["g"] = t["g_gamma"].expand(case.num_sequences, -1)
+    return lambda: step(t["initial_state"], **token)
 
 
 def _no_grad(call: Call) -> Call:
@@ -157,6 +169,7 @@ PEERS: dict[str, Callable[[Case, Tensors], Call]] = {
     "cula": _cula,
     "flashinfer": _flashinfer,
     "torch": _torch,
+    "torch_inplace": _torch_inplace,
 }
 
 

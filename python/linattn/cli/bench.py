@@ -24,7 +24,7 @@ from ..bench.goals import cpu_goals
 from ..bench.measure import Measurement, measure
 from ..bench.peers import PEERS
 from ..bench.plots import plot
-from ..bench.timing import Roof, cpu_roof, cuda_roof
+from ..bench.timing import CLOCKS, Roof, cpu_roof, cuda_roof
 from ..bench.workloads import Workload, cpu_workloads, cuda_workloads, small
 from ..testing import device_of
 from ..testing.cases import FAMILIES
@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--implementation", metavar="NAME", help="time this one; a refusal is reported")
     add("--seconds", type=float, default=2.0, metavar="S",
         help="of rounds for each row on the CPU (default: 2.0)")  # fmt: skip
+    add("--clock", choices=tuple(CLOCKS), default="wall",
+        help="cpu counts the CPU seconds of all threads: usable on a busy machine, blind to how "
+        "well threads share the work (default: wall)")  # fmt: skip
     add("--small", action="store_true", help="tiny sizes, to try the command; no goals")
     add("--csv", type=Path, metavar="FILE", help="write every time to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw roofline and bars to FILE (matplotlib)")
@@ -67,13 +70,19 @@ def run(options: argparse.Namespace) -> int:
     workloads = [w for w in workloads if not options.kind or w.kind in options.kind]
     if options.small:
         workloads = [small(w) for w in workloads]
-    roof = cpu_roof(options.seconds) if on_cpu else cuda_roof(device.index)
+    if not on_cpu and options.clock != "wall":
+        raise ValueError(f"--clock is {options.clock}; allowed on {options.device}: wall")
+    if options.clock == "cpu":  # threads that spin while they wait would be counted as work
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    clock = CLOCKS[options.clock]
+    roof = cpu_roof(options.seconds, clock) if on_cpu else cuda_roof(device.index)
+    asked = (options.against, options.seconds, options.implementation, options.clock)
     done = [
-        measure(workload, device, options.against, options.seconds, options.implementation)
+        measure(workload, device, *asked)
         for workload in progress(workloads, len(workloads), "linattn bench")
     ]
     if on_cpu:  # the best of both ends of the run: what the machine can do, not when it was busy
-        roof = better(roof, cpu_roof(options.seconds))
+        roof = better(roof, cpu_roof(options.seconds, clock))
     timed = [m for m in done if not m.refused]
     _show(done, roof, options)
     if options.csv:
@@ -130,10 +139,11 @@ def _show(done: Sequence[Measurement], roof: Roof, options: argparse.Namespace) 
     print(f"copy {roof.bytes_per_s / 1e9:.1f} GB/s (read + write), "
           f"{roof.flops_type} {roof.flops_per_s / 1e9:.1f} GFLOP/s\n")  # fmt: skip
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load > 1.5 * cores:
-        print(
-            f"the machine is busy (load {load:.1f} on {cores} cores): times and ratios are noise\n"
-        )
+    if options.clock == "cpu":
+        print("times are CPU seconds of all threads together, rates are those of one core\n")
+    elif load > 1.5 * cores:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores): wall times are noise, "
+              "--clock cpu is steadier\n")  # fmt: skip
     columns = ["work", "implementation", "kernel ms", "call ms", "GFLOP/s", "GB/s", "floor ms",
                "of floor", "workspace MiB"]  # fmt: skip
     columns += [f"x over {peer}" for peer in options.against]
@@ -143,7 +153,7 @@ def _show(done: Sequence[Measurement], roof: Roof, options: argparse.Namespace) 
     if device_of(options.device).type != _abi.DEVICE_CPU or options.small:
         return
     goals = [(g.family, g.what, g.value_text, g.reach, "yes" if g.met else "no")
-             for g in cpu_goals(done, roof)]  # fmt: skip
+             for g in cpu_goals(done, roof, options.clock == "wall")]  # fmt: skip
     show_table("Goals", ("family", "what", "measured", "reach", "met"), goals, ("measured",))
 
 
