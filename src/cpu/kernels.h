@@ -119,7 +119,8 @@ struct Kernels {
   void (*store_rows)(const float* rows_in, int64_t ld, int64_t rows, int64_t columns, void* out,
                      Element type, int64_t row_stride, int64_t column_stride);
 
-  // out[j][i] = in[i][j]; out's rows are written to padded(rows) with zeros.
+  // out[j][i] = in[i][j]; in's rows are read to padded(columns), out's written to padded(rows) with
+  // zeros.
   void (*transpose)(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float* out,
                     int64_t ld_out);
 

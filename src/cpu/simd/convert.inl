@@ -166,24 +166,6 @@ inline void transpose_quads(const float* in, int64_t ld_in, float* out, int64_t 
 
 void transpose(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float* out,
                int64_t ld_out) {
-  const int64_t end = padded(rows);
-  // Bands of one cache line of output: a band's input rows stay in the first-level cache.
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const int64_t n = smaller(rows - i, kLanes);
-    int64_t j = 0;
-    if (n % 4 == 0)
-      for (; j + 4 <= columns; j += 4) {
-        float* to = out + j * ld_out + i;
-        int64_t ii = 0;
-        for (; ii < n; ii += 4) transpose_quads(in + (i + ii) * ld_in + j, ld_in, to + ii, ld_out);
-        for (; ii < kLanes; ii += 4)
-          for (int64_t jj = 0; jj < 4; ++jj) store_quad(Quad{}, to + jj * ld_out + ii);
-      }
-    for (; j < columns; ++j) {
-      float line[kLanes] = {};
-      for (int64_t ii = 0; ii < n; ++ii) line[ii] = in[(i + ii) * ld_in + j];
-      for (int64_t ii = 0; ii < kLanes; ii += kWidth)
-        store(load(line + ii), out + j * ld_out + i + ii);
-    }
-  }
+  for (int64_t i = 0; i < padded(rows); i += kWidth)
+    transpose_band(in + i * ld_in, ld_in, rows - i, columns, out + i, ld_out);
 }

@@ -7,8 +7,6 @@
 constexpr int kBlock = kWidth > 8 ? static_cast<int>(kWidth) : 8;
 constexpr int kBlockVecs = kBlock / static_cast<int>(kWidth);
 
-typedef float Raw __attribute__((vector_size(kWidth * sizeof(float))));
-
 template <int N, int... I>
 inline Vec first_lanes(Vec a, Vec b, std::integer_sequence<int, I...>) {
   return std::bit_cast<Vec>(__builtin_shufflevector(std::bit_cast<Raw>(a), std::bit_cast<Raw>(b),
@@ -92,14 +90,11 @@ inline void diagonal_block(const ChunkRecord& c, int rows, const float* q, const
   static_assert(kBlockVecs <= 2);
 }
 
-// out[0:rows, 0:columns] = in^T for rows > columns: keys of one block as columns of kr.
+// Keys [first, first + count) as columns of kr, with zeros up to `lanes`.
 inline void keys_to_columns(const ChunkRecord& c, int64_t first, int64_t count, int64_t lanes) {
-  for (int64_t x = 0; x < c.dim_k; ++x) {
-    float line[kBlock] = {};
-    for (int64_t i = 0; i < count; ++i) line[i] = c.kq[(first + i) * 2 * c.ld_k + x];
-    for (int64_t i = 0; i < lanes; i += kWidth)
-      store(load(line + i), c.kr + x * c.ld_c + first + i);
-  }
+  for (int64_t i = 0; i < lanes; i += kWidth)
+    transpose_band(c.kq + (first + i) * 2 * c.ld_k, 2 * c.ld_k, count - i, c.dim_k,
+                   c.kr + first + i, c.ld_c);
 }
 
 // Rows of A and P, n columns of them, from rows of k and q that take turns.
