@@ -29,14 +29,21 @@ $(venv)/stamp-%: pyproject.toml | $(venv)/bin/python
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: build
-build: $(venv)/stamp-build ## The library and its C++ tests in build/
+.PHONY: configure
+configure: $(venv)/stamp-build
 	@command -v nvcc >/dev/null || echo "nvcc not found: building the CPU library"
 	cmake --preset default --log-level=WARNING
+
+.PHONY: library
+library: configure ## The library in build/
+	cmake --build --preset default --target linattn
+
+.PHONY: build
+build: configure ## The library and its C++ tests in build/
 	cmake --build --preset default
 
 .PHONY: demo
-demo: $(venv)/stamp-demo build ## Trains a small hybrid language model, then writes with it
+demo: $(venv)/stamp-demo library ## Trains a small hybrid language model, then writes with it
 	$(python) demo/run.py
 
 .PHONY: test
@@ -44,7 +51,7 @@ test: $(venv)/stamp-test build ## Every test this machine can run, fast ones fir
 	tools/run_tests.sh
 
 .PHONY: bench
-bench: $(venv)/stamp-test build ## Times every operator of this machine against plain torch
+bench: $(venv)/stamp-test library ## Times every operator of this machine against plain torch
 	$(python) -m linattn bench --against torch
 
 .PHONY: docs
@@ -53,7 +60,7 @@ docs: $(venv)/stamp-docs ## The pages of docs/ as a site in site/
 
 .PHONY: wheel
 DIST ?= dist
-wheel: build ## dist/linattn-*.whl, from the library as it lies in build/
+wheel: library ## dist/linattn-*.whl, from the library as it lies in build/
 	$(python) -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  --wheel-dir $(DIST) --config-settings=build-dir=build
 
