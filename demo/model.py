@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -102,4 +102,4 @@ class HybridLM(nn.Module):
         """Mean bits per byte of predicting ``tokens [B, T]`` from the second on."""
         logits = self(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        return loss / torch.log(torch.tensor(2.0))
+        return loss / math.log(2)

@@ -21,6 +21,7 @@ from rich.console import Console
 from train import train
 
 import linattn
+from linattn.nn import DecodeCache
 
 PROMPT_BYTES = 512
 
@@ -68,11 +69,15 @@ def choose_device(wanted: str, width: int, heads: int) -> tuple[torch.device, st
         return torch.device("cpu"), "torch finds no CUDA device"
     try:
         model = HybridLM(width, heads).cuda()
-        model.bits(torch.zeros(1, 80, dtype=torch.int64, device="cuda")).backward()
+        tokens = torch.zeros(1, 80, dtype=torch.int64, device="cuda")
+        model.bits(tokens).backward()
+        with torch.no_grad():
+            model(tokens[:, :1], DecodeCache())
     except linattn.DispatchError as refused:
         if wanted == "cuda":
             raise
-        return torch.device("cpu"), f"CUDA does not run every operator: {refused}"
+        reason = str(refused).splitlines()[0]
+        return torch.device("cpu"), f"CUDA does not run every operator: {reason}"
     return torch.device("cuda"), torch.cuda.get_device_name()
 
 

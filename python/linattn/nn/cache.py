@@ -24,6 +24,10 @@ class LayerState:
     conv: tuple[Tensor, ...]
     tokens: Tensor
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything held."""
+        return (self.recurrent, *self.conv, self.tokens)
+
     def map(self, function: Callable[[Tensor], Tensor]) -> LayerState:
         """Returns a state with ``function`` applied to every tensor."""
         return LayerState(
@@ -63,10 +67,7 @@ class DecodeCache:
     @property
     def nbytes(self) -> int:
         """Bytes held by all states."""
-        sizes: list[int] = []
-        for state in self._layers.values():
-            state.map(lambda tensor: sizes.append(tensor.nbytes) or tensor)  # type: ignore[func-returns-value]
-        return sum(sizes)
+        return sum(t.nbytes for state in self._layers.values() for t in state.tensors())
 
     def reset(self) -> None:
         """Forgets everything."""
