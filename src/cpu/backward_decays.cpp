@@ -51,15 +51,16 @@ void HeadBackward::products(const float* const rows[2], float* const out[2]) {
   kernels_.transpose(k_rows(), z_.ld_k, n_, p_.dim_k, s_.x_t, z_.ld_c);
   for (int s = 0; s < 2; ++s) {
     if (rows[s] == nullptr) continue;
-    kernels_.gemm({.m = n_,
-                   .n = n_,
-                   .k = p_.dim_k,
-                   .a = rows[s],
-                   .a_row = z_.ld_k,
-                   .b = s_.x_t,
-                   .b_row = z_.ld_c,
-                   .c = out[s],
-                   .c_row = z_.ld_c});
+    const Gemm product{.m = n_,
+                       .n = n_,
+                       .k = p_.dim_k,
+                       .a = rows[s],
+                       .a_row = z_.ld_k,
+                       .b = s_.x_t,
+                       .b_row = z_.ld_c,
+                       .c = out[s],
+                       .c_row = z_.ld_c};
+    s == 0 ? kernels_.gemm(product) : gradient_.precise_gemm(product);
     for (int64_t i = 0; i < n_; ++i)
       for (int64_t j = 0; j <= i; ++j) out[s][i * z_.ld_c + j] *= s_.pairs[i * z_.ld_c + j];
   }
@@ -97,15 +98,16 @@ void HeadBackward::channel_products(const float* const rows[2], float* const out
       for (int s = 0; s < 2; ++s) {
         if (rows[s] == nullptr) continue;
         // A vector wider than half writes into the next block of columns, which comes later.
-        kernels_.gemm({.m = high - mid,
-                       .n = half,
-                       .k = p_.dim_k,
-                       .a = x,
-                       .a_row = z_.ld_k,
-                       .b = s_.node_kt,
-                       .b_row = ld_half,
-                       .c = out[s] + mid * z_.ld_c + low,
-                       .c_row = z_.ld_c});
+        const Gemm product{.m = high - mid,
+                           .n = half,
+                           .k = p_.dim_k,
+                           .a = x,
+                           .a_row = z_.ld_k,
+                           .b = s_.node_kt,
+                           .b_row = ld_half,
+                           .c = out[s] + mid * z_.ld_c + low,
+                           .c_row = z_.ld_c};
+        s == 0 ? kernels_.gemm(product) : gradient_.precise_gemm(product);
         x += (high - mid) * z_.ld_k;
       }
     }

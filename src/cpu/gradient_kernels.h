@@ -50,7 +50,8 @@ struct SuffixGradient {
 };
 
 // Products inside a block of at most kPairRows rows:
-//   out_s[i][j] = sum_c x_s[i] k[j] a_{j+1} .. a_i,  j <= i for s = 0, j < i for s = 1.
+//   out_s[i][j] = sum_c x_s[i] k[j] a_{j+1} .. a_i,  j <= i for s = 0, j < i for s = 1,
+// the latter summed in double.
 struct PairBlock {
   int64_t rows = 0, columns = 0, ld = 0;
   const float *a = nullptr, *k = nullptr;
@@ -82,6 +83,9 @@ struct GateGradient {
 };
 
 struct GradientKernels {
+  // C = A B with sums in double, for products of keys with keys; inner dimension at most 256,
+  // a_col = 1.
+  void (*precise_gemm)(const Gemm&);
   void (*prefix_rows)(const PrefixRows&);
   void (*suffix_rows)(const SuffixRows&);
   void (*prefix_gradient)(const PrefixGradient&);

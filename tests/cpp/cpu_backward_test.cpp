@@ -143,28 +143,35 @@ void saturated_gates() {
     }
 }
 
-// Text repeats tokens, so keys repeat.
+// Text repeats tokens, so keys repeat; with no decay at all nothing is forgotten either.
 void repeated_keys() {
-  for (const double beta : {0.5, 1.0, 1.7, 2.0})
-    for (const double spread : {0.0, 0.02}) {
-      Case c;
-      c.family = LINATTN_DELTA, c.gate = LINATTN_GATE_NONE;
-      c.batch = 1, c.tokens = 256, c.heads = 1, c.group = 1, c.dim_k = 32, c.dim_v = 32;
-      Call call = backward_of(c, 3);
-      std::mt19937 random(7);
-      std::normal_distribution<double> normal;
-      for (int64_t t = 0; t < c.tokens; ++t) {
-        double squares = 0;
-        for (int64_t i = 0; i < c.dim_k; ++i) {
-          const double x = (i < 5 ? 1.0 : 0.0) + spread * normal(random);
-          call[kK].set(t * c.dim_k + i, x), squares += x * x;
+  std::mt19937 random(6);
+  std::normal_distribution<double> normal;
+  for (const int32_t family : {LINATTN_DELTA, LINATTN_KDA})
+    for (const double spread : {0.0, 0.02})
+      for (const double beta : {0.5, 1.0, 1.7, 2.0}) {
+        Case c;
+        c.family = family;
+        c.gate = family == LINATTN_KDA ? LINATTN_GATE_CHANNEL : LINATTN_GATE_NONE;
+        c.batch = 1, c.tokens = 2048, c.heads = 1, c.group = 1, c.dim_k = 64, c.dim_v = 32;
+        c.initial_state = false;
+        Call call = backward_of(c, 3);
+        std::vector<double> base(static_cast<size_t>(c.dim_k));
+        for (double& x : base) x = normal(random);
+        for (int64_t t = 0; t < c.tokens; ++t) {
+          std::vector<double> key = base;
+          double squares = 0;
+          for (double& x : key) x += spread * normal(random), squares += x * x;
+          for (int64_t i = 0; i < c.dim_k; ++i)
+            call[kK].set(t * c.dim_k + i, key[static_cast<size_t>(i)] / std::sqrt(squares));
+          call[kBeta].set(t, beta);
         }
-        for (int64_t i = 0; i < c.dim_k; ++i)
-          call[kK].set(t * c.dim_k + i, call[kK].get(t * c.dim_k + i) / std::sqrt(squares));
-        call[kBeta].set(t, beta);
+        if (family == LINATTN_KDA)
+          for (int64_t i = 0; i < call[kG].count(); ++i) call[kG].set(i, 0);
+        compare(call,
+                ("keys " + std::to_string(spread) + " apart, beta " + std::to_string(beta)).c_str(),
+                beta > 1 ? 3e-5 : 2e-5);
       }
-      compare(call, ("beta " + std::to_string(beta)).c_str(), beta > 1 ? 3e-5 : 2e-5);
-    }
 }
 
 void types() {

@@ -35,6 +35,7 @@ namespace {
 // clang-format on
 
 constexpr GradientKernels gradient_table = {
+    .precise_gemm = precise_gemm,
     .prefix_rows = prefix_rows,
     .suffix_rows = suffix_rows,
     .prefix_gradient = prefix_gradient,

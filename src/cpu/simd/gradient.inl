@@ -120,33 +120,54 @@ void suffix_gradient(const SuffixGradient& g) {
   }
 }
 
-// Column j of a pair block: rows j .. j + kRows - 1.
+// C = A B with sums in double (precise.inl has the reason).
+void precise_gemm(const Gemm& g) {
+  constexpr int64_t kMost = 256;
+  double wide[kTileRows * kMost];
+  for_row_tiles(g.m, [&]<int MR>(int64_t i) {
+    for (int r = 0; r < MR; ++r) widen(g.a + (i + r) * g.a_row, g.k, wide + r * kMost);
+    for (int64_t j = 0; j < g.n; j += kWidth)
+      precise_tile<MR>(g.k, wide, kMost, g.b + j, g.b_row, g.c + i * g.c_row + j, g.c_row);
+  });
+}
+
+// Column j of a pair block: rows j .. j + kRows - 1. Keys with keys: a few terms in fp32, then
+// double.
 template <int kRows, bool kFirst, bool kSecond>
 void pair_column(const PairBlock& p, int64_t j) {
-  Vec sum[2][kRows];
+  constexpr int64_t kTerms = 4 * kWidth;
+  Vec sum[kRows];
+  PreciseSum precise[kSecond ? kRows : 1];
   LINATTN_UNROLL
-  for (int i = 0; i < kRows; ++i) sum[0][i] = sum[1][i] = 0.0f;
+  for (int i = 0; i < kRows; ++i) sum[i] = 0.0f;
   const float* a = p.a + j * p.ld;
   const float* k = p.k + j * p.ld;
   const float* x0 = kFirst ? p.x[0] + j * p.ld : nullptr;
   const float* x1 = kSecond ? p.x[1] + j * p.ld : nullptr;
   const int64_t end = padded(p.columns);
-  for (int64_t c = 0; c < end; c += kWidth) {
-    Vec w = load(k + c);
+  for (int64_t first = 0; first < end; first += kTerms) {
+    Vec part[kRows];
     LINATTN_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      if (i > 0) w = w * load(a + i * p.ld + c);
-      if constexpr (kFirst) sum[0][i] = sum[0][i] + w * load(x0 + i * p.ld + c);
-      if constexpr (kSecond)
-        if (i > 0) sum[1][i] = sum[1][i] + w * load(x1 + i * p.ld + c);
+    for (int i = 0; i < kRows; ++i) part[i] = 0.0f;
+    const int64_t last = smaller(first + kTerms, end);
+    for (int64_t c = first; c < last; c += kWidth) {
+      Vec w = load(k + c);
+      LINATTN_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        if (i > 0) w = w * load(a + i * p.ld + c);
+        if constexpr (kFirst) sum[i] = sum[i] + w * load(x0 + i * p.ld + c);
+        if constexpr (kSecond) part[i] = part[i] + w * load(x1 + i * p.ld + c);
+      }
     }
+    if constexpr (kSecond)
+      for (int i = 1; i < kRows; ++i) precise[i].add(part[i]);
   }
   LINATTN_UNROLL
   for (int i = 0; i < kRows; ++i) {
     const int64_t at = (j + i) * p.ld_out + j;
-    if constexpr (kFirst) p.out[0][at] = stdx::reduce(sum[0][i]);
+    if constexpr (kFirst) p.out[0][at] = stdx::reduce(sum[i]);
     if constexpr (kSecond)
-      if (i > 0) p.out[1][at] = stdx::reduce(sum[1][i]);
+      if (i > 0) p.out[1][at] = precise[i].total();
   }
 }
 

@@ -56,6 +56,11 @@ struct PreciseSum {
       sum.copy_to(lanes + i, stdx::element_aligned);
     }
   }
+  float total() const {
+    double sum = 0;
+    for (double lane : lanes) sum += lane;
+    return static_cast<float>(sum);
+  }
   void write(float* to) const {
     for (int64_t i = 0; i < kWidth; ++i) to[i] = static_cast<float>(lanes[i]);
   }
