@@ -41,7 +41,8 @@ def _gate(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.nd
         return -(10.0 ** rng.uniform(-4, 1.3, shape))
     if kind == "switch":  # halves of the channels decay hard in turn: their maximum bounds nothing
         channel = np.arange(shape[-1]) % 2
-        return np.where((token // 8) % 2 == channel, -4.0, -1e-3).astype(float)
+        hard = (token // 8) % 2 == channel
+        return np.where(np.broadcast_to(hard, shape), -4.0, -1e-3)
     raise ValueError(f"unknown gates {kind!r}")
 
 
