@@ -312,7 +312,8 @@ inline linattn_problem to_c(const Problem& p) {
     if (c.force < 0)
       raise(LINATTN_INVALID_VALUE, std::string("force: no implementation is called ") + p.force);
   }
-  const int64_t dim_k = p.q.rank > 0 ? p.q.size[p.q.rank - 1] : 0;
+  const bool ranked = p.q.rank > 0 && p.q.rank <= LINATTN_MAX_RANK;
+  const int64_t dim_k = ranked ? p.q.size[p.q.rank - 1] : 0;
   c.scale = p.scale ? *p.scale : dim_k > 0 ? 1.0 / std::sqrt(static_cast<double>(dim_k)) : 1.0;
   c.lower_bound = p.lower_bound;
   for_each_tensor(p, c, c, [](const char*, const linattn_tensor& from, linattn_tensor& to, auto&) {
