@@ -95,7 +95,7 @@ void callers_from_many_threads() {
 }
 
 // A server that forks after its first call must not wait for threads that only the parent has.
-void a_forked_child_has_a_pool() {
+[[maybe_unused]] void a_forked_child_has_a_pool() {
   parallel_for(4, 3, [](int64_t, int) {});
   const pid_t child = fork();
   if (child == 0) {
