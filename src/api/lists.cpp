@@ -5,14 +5,20 @@
 #include "core/thread_pool.h"
 #include "cpu/cpu.h"
 #include "reference/reference.h"
+#ifdef LINATTN_WITH_CUDA
+#include "cuda/cuda.h"
+#endif
 
 namespace linattn {
 namespace {
 
 const std::vector<const Implementation*> kChunkForward = {&cpu::chunk_forward,
                                                           &reference::chunk_forward};
-const std::vector<const Implementation*> kRecurrentForward = {&cpu::recurrent_forward,
-                                                              &reference::recurrent_forward};
+const std::vector<const Implementation*> kRecurrentForward = {
+#ifdef LINATTN_WITH_CUDA
+    &cuda::recurrent_forward,
+#endif
+    &cpu::recurrent_forward, &reference::recurrent_forward};
 const std::vector<const Implementation*> kBackward = {&cpu::backward, &reference::backward};
 
 }  // namespace
@@ -65,6 +71,9 @@ int32_t implementation_id(const std::string& name) {
 }
 
 DeviceFacts device_facts(linattn_device device) {
+#ifdef LINATTN_WITH_CUDA
+  if (device.type == LINATTN_DEVICE_CUDA) return cuda::device_facts(device.index);
+#endif
   DeviceFacts facts;
   facts.device = device;
   if (device.type == LINATTN_DEVICE_CPU) {

@@ -1,0 +1,14 @@
+// Entries of the CUDA lists, and what the planner asks about a GPU.
+#pragma once
+
+#include "recurrence/implementation.h"
+
+namespace linattn::cuda {
+
+extern const Implementation recurrent_forward;  // "cuda_portable"
+
+// Read once per device, at first use. A machine without driver or GPU gives facts whose
+// `unavailable` says so.
+DeviceFacts device_facts(int index);
+
+}  // namespace linattn::cuda

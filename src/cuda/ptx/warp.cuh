@@ -1,0 +1,37 @@
+// Exchange between the lanes of a warp, all 32 of which take part in every call, and barriers.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-shfl-sync
+#pragma once
+
+#include <cstdint>
+
+namespace linattn::cuda::ptx {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ float shuffle_xor(float x, int mask) {
+  return __shfl_xor_sync(kAllLanes, x, mask);
+}
+
+__device__ __forceinline__ float shuffle(float x, int source_lane) {
+  return __shfl_sync(kAllLanes, x, source_lane);
+}
+
+__device__ __forceinline__ int shuffle_xor(int x, int mask) {
+  return __shfl_xor_sync(kAllLanes, x, mask);
+}
+
+// The same numbers, about which ptxas knows nothing: what is computed from them stays where it is
+// written, in ordinary registers. (ptxas sees through an empty asm; not through an exchange.)
+__device__ __forceinline__ int opaque(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+__device__ __forceinline__ float opaque(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+
+// All warps of the CTA take part.
+__device__ __forceinline__ void sync_cta() { __syncthreads(); }
+
+}  // namespace linattn::cuda::ptx

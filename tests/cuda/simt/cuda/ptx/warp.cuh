@@ -1,0 +1,27 @@
+// Host stand-in for src/cuda/ptx/warp.cuh.
+#pragma once
+
+#include "../../simt.h"
+
+namespace linattn::cuda::ptx {
+
+inline float shuffle_xor(float x, int mask) {
+  simt::exchange(std::bit_cast<uint32_t>(x));
+  return std::bit_cast<float>(simt::taken(simt::lane() ^ mask));
+}
+
+inline float shuffle(float x, int source_lane) {
+  simt::exchange(std::bit_cast<uint32_t>(x));
+  return std::bit_cast<float>(simt::taken(source_lane & 31));
+}
+
+inline int opaque(int x) {
+  simt::exchange(std::bit_cast<uint32_t>(x));
+  return std::bit_cast<int>(simt::taken(0));
+}
+inline float opaque(float x) { return x; }
+
+inline void sync_warp() { simt::exchange(0); }
+inline void sync_cta() { simt::barrier(); }
+
+}  // namespace linattn::cuda::ptx
