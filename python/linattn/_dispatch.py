@@ -62,6 +62,7 @@ def implementations(
     """
     lists = implementations_json()
     if op is not None:
+        _require_name("op", op)
         name = _list_of(op, tuple(lists))
         lists = {name: lists[name]}
     if device is not None and device not in ("cpu", "cuda"):
@@ -74,6 +75,11 @@ def implementations(
         }
         for name, devices in lists.items()
     }
+
+
+def _require_name(what: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{what} has type {type(name).__name__}; allowed: str")
 
 
 def _list_of(op: str, lists: tuple[str, ...]) -> str:
@@ -91,6 +97,7 @@ def _list_of(op: str, lists: tuple[str, ...]) -> str:
 @contextmanager
 def force(name: str) -> Iterator[None]:
     """Calls of this thread inside the block run the named implementation or raise its reason."""
+    _require_name("name", name)
     identifier = library().linattn_implementation_id(name.encode())
     if identifier < 0:
         known = {

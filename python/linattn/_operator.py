@@ -124,7 +124,7 @@ def call(
         or _forward_ad._current_level >= 0
         or _profiler._is_profiler_enabled
         or (_state.special and _state.local.capture is not None)
-        or (out is not None and type(out) is not Tensor)
+        or (out is not None and (type(out) is not Tensor or out.requires_grad))
     ):
         result = find_forward(switches, inputs, final_type, every, rows, out, _grad_enabled())
     if result is None:
@@ -158,9 +158,9 @@ def _traced(
             _refuse_tangents(inputs)
     inputs = _autocast(inputs)
     needs_grad = _grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    if needs_grad and out is not None:
+    if out is not None and (needs_grad or (_grad_enabled() and out.requires_grad)):
         raise RuntimeError(
-            "out is given and an input requires a gradient; a result written into a caller's "
+            "out is given and it or an input requires a gradient; a result written into a caller's "
             "tensor has none: leave out=None or call under torch.no_grad()"
         )
     if out is not None:

@@ -246,6 +246,8 @@ GRADIENTS = [
       for op in (KDA, RGDN, RLIGHT)),
     *((op, lambda a: {"v": leaf("v")(a), "out": torch.zeros(B, T, HV, V)}, RuntimeError,
        "out is given", "torch.no_grad()") for op in (GDN, RSIMPLE)),
+    *((op, lambda a: {"out": torch.zeros(B, T, HV, V, requires_grad=True)}, RuntimeError,
+       "out is given and it", "torch.no_grad()") for op in (KDA, RLIGHT)),
     (BWD, lambda a: {"do": a["do"][:, 1:]}, V_, "do has shape [2,5,4,6]",
      "allowed: [B,T,HV,V] = [2,6,4,6]"),
     (BWD, lambda a: {"do": a["do"].half()}, T_, "do has type float16",

@@ -97,6 +97,16 @@ def test_force_of_an_unknown_implementation():
             pass
 
 
+@pytest.mark.parametrize("name", [None, 3, b"cpu"])
+def test_names_that_are_no_text(name):
+    with pytest.raises(TypeError, match=r"name has type .*; allowed: str"):  # noqa: SIM117
+        with linattn.force(name):
+            pass
+    if name is not None:
+        with pytest.raises(TypeError, match=r"op has type .*; allowed: str"):
+            linattn.implementations(name)
+
+
 def test_force_of_an_implementation_that_refuses():
     lists = linattn.implementations("chunk_forward")["chunk_forward"]
     here = {entry.name for entry in lists["cpu"]}

@@ -95,7 +95,7 @@ def cases(draw, form, direction):
     betas = BETAS[:-1] if beta_form == "value" else ("random", "saturated")
     qk_norm = delta and draw(flags)
     shape = draw(shapes(form == "recurrent"))
-    if qk_norm:  # one normalised number is a sign, whose gradient is all cancellation
+    if delta:  # a unit key of one channel is a sign: what is left of state and gradients cancels
         shape["dim_k"] = max(2, shape["dim_k"])
     keys = [k for k in KEYS if delta and (k != "zero_rows" or qk_norm)] or ["unit"]
     case = Case(
