@@ -129,6 +129,8 @@ def cases(draw, form, direction):
         seed=draw(st.integers(0, 9)),
     )  # fmt: skip
     if direction == "backward":
+        if case.dtype == "f16" and case.keys == "zero_rows":
+            case = replace(case, keys="unit")  # a zero row's gradient, times 1000, leaves fp16
         without = draw(st.sets(st.sampled_from(GRADIENTS), max_size=7))
         return replace(case, dht=draw(flags), without=tuple(sorted(without)))
     if draw(flags):
