@@ -12,8 +12,11 @@
 namespace linattn {
 namespace {
 
-const std::vector<const Implementation*> kChunkForward = {&cpu::chunk_forward,
-                                                          &reference::chunk_forward};
+const std::vector<const Implementation*> kChunkForward = {
+#ifdef LINATTN_WITH_CUDA
+    &cuda::chunk_forward, &cuda::chunk_forward_by_token,
+#endif
+    &cpu::chunk_forward, &reference::chunk_forward};
 const std::vector<const Implementation*> kRecurrentForward = {
 #ifdef LINATTN_WITH_CUDA
     &cuda::recurrent_forward,

@@ -80,6 +80,15 @@ Status device_failure(cudaError_t error, const char* launch, int device) {
               error_text(error).c_str());
 }
 
+void prepare_kernel(const void* kernel, int shared_bytes, int device) {
+  const DeviceGuard guard(device);
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess && shared_bytes > attributes.maxDynamicSharedSizeBytes)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+}
+
 Status launch(const LaunchShape& shape, const void* kernel, const void* params, int device,
               void* stream) {
   const DeviceGuard guard(device);
@@ -89,6 +98,7 @@ Status launch(const LaunchShape& shape, const void* kernel, const void* params, 
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid), 1, 1);
   config.blockDim = dim3(static_cast<unsigned>(shape.block), 1, 1);
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
   config.numAttrs = shape.overlaps_previous ? 1 : 0;

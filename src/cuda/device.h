@@ -30,7 +30,13 @@ struct LaunchShape {
   int64_t grid;
   int block;
   bool overlaps_previous;  // programmatic dependent launch
+  int shared_bytes = 0;    // dynamic
 };
+
+// At plan time: loads the kernel's module, which would otherwise happen inside the first launch,
+// perhaps under graph capture, and allows its dynamic shared memory. A failure comes back at the
+// launch, with its text.
+void prepare_kernel(const void* kernel, int shared_bytes, int device);
 
 Status launch(const LaunchShape& shape, const void* kernel, const void* params, int device,
               void* stream);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
 #include "core/status.h"
 #include "linattn/linattn.h"
 
@@ -52,8 +53,8 @@ int64_t size_of(Type type);
 struct TokenView {
   Type type = Type::none;
   int64_t b = 0, t = 0, h = 0, d = 0;
-  bool present() const { return type != Type::none; }
-  int64_t at(int64_t ib, int64_t it, int64_t ih, int64_t id = 0) const {
+  LINATTN_HOST_DEVICE bool present() const { return type != Type::none; }
+  LINATTN_HOST_DEVICE int64_t at(int64_t ib, int64_t it, int64_t ih, int64_t id = 0) const {
     return ib * b + it * t + ih * h + id * d;
   }
 };
@@ -63,8 +64,8 @@ struct TokenView {
 struct StateView {
   Type type = Type::none;
   int64_t n = 0, r = 0, h = 0, k = 0, v = 0;
-  bool present() const { return type != Type::none; }
-  int64_t at(int64_t in, int64_t ih, int64_t ik, int64_t iv) const {
+  LINATTN_HOST_DEVICE bool present() const { return type != Type::none; }
+  LINATTN_HOST_DEVICE int64_t at(int64_t in, int64_t ih, int64_t ik, int64_t iv) const {
     return in * n + ih * h + ik * k + iv * v;
   }
 };
@@ -73,14 +74,14 @@ struct StateView {
 struct HeadView {
   Type type = Type::none;
   int64_t h = 0, k = 0;
-  bool present() const { return type != Type::none; }
+  LINATTN_HOST_DEVICE bool present() const { return type != Type::none; }
 };
 
 // [N] (stride n) or [N,columns] (strides n, c). cu_seqlens is [N+1].
 struct IndexView {
   Type type = Type::none;
   int64_t n = 0, c = 0;
-  bool present() const { return type != Type::none; }
+  LINATTN_HOST_DEVICE bool present() const { return type != Type::none; }
 };
 
 struct Problem {
@@ -104,12 +105,12 @@ struct Problem {
   int64_t batch = 0, num_tokens = 0;
   int64_t num_sequences = 0;  // N: batch without cu_seqlens
   int64_t heads_qk = 0, heads_v = 0, dim_k = 0, dim_v = 0;
-  int64_t group() const { return heads_v / heads_qk; }
-  bool varlen() const { return cu_seqlens.present(); }
+  LINATTN_HOST_DEVICE int64_t group() const { return heads_v / heads_qk; }
+  LINATTN_HOST_DEVICE bool varlen() const { return cu_seqlens.present(); }
 
   int64_t num_slots = 0;      // pool size; 0 without a pool
   int64_t state_columns = 0;  // 1+S with 2-D state_indices, else 0
-  bool pool() const { return state_indices.present(); }
+  LINATTN_HOST_DEVICE bool pool() const { return state_indices.present(); }
 
   int64_t state_every = 64;
   int64_t intermediate_rows = 0;

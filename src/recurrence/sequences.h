@@ -1,4 +1,5 @@
-// Token ranges of the sequences of a problem, read on the host (CPU devices only).
+// Token ranges of the sequences of a problem and the slots they use, read where the tensors are:
+// on the host for CPU tensors, in kernels for CUDA tensors.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace linattn {
 
-inline int64_t read_index(Type type, const void* data, int64_t offset) {
+LINATTN_HOST_DEVICE inline int64_t read_index(Type type, const void* data, int64_t offset) {
   return type == Type::i32 ? static_cast<const int32_t*>(data)[offset]
                            : static_cast<const int64_t*>(data)[offset];
 }
@@ -15,10 +16,11 @@ inline int64_t read_index(Type type, const void* data, int64_t offset) {
 struct TokenRange {
   int64_t batch;       // index of the B axis
   int64_t begin, end;  // tokens on the T axis
-  int64_t length() const { return end - begin; }
+  LINATTN_HOST_DEVICE int64_t length() const { return end - begin; }
 };
 
-inline TokenRange token_range(const Problem& p, const void* cu_seqlens, int64_t sequence) {
+LINATTN_HOST_DEVICE inline TokenRange token_range(const Problem& p, const void* cu_seqlens,
+                                                  int64_t sequence) {
   if (!p.varlen()) return {sequence, 0, p.num_tokens};
   return {0, read_index(p.cu_seqlens.type, cu_seqlens, sequence * p.cu_seqlens.n),
           read_index(p.cu_seqlens.type, cu_seqlens, (sequence + 1) * p.cu_seqlens.n)};
@@ -26,7 +28,8 @@ inline TokenRange token_range(const Problem& p, const void* cu_seqlens, int64_t 
 
 // First row of intermediate_states of a sequence: (row on the r axis, index of the B axis).
 // Rows of a varlen call are numbered sequence by sequence; an empty sequence has none.
-inline int64_t intermediate_row_begin(const Problem& p, const void* cu_seqlens, int64_t sequence) {
+LINATTN_HOST_DEVICE inline int64_t intermediate_row_begin(const Problem& p, const void* cu_seqlens,
+                                                          int64_t sequence) {
   if (!p.varlen()) return 0;
   int64_t row = 0;
   for (int64_t n = 0; n < sequence; ++n)
@@ -37,11 +40,12 @@ inline int64_t intermediate_row_begin(const Problem& p, const void* cu_seqlens, 
 // Which slots one sequence reads and writes. A row is dead when its read index is below 0, at or
 // past the pool's end, or the caller's null index, or when its accepted count is outside
 // [1, columns]: nothing is read, nothing is written, its outputs are zero.
-inline bool is_dead_index(const Problem& p, int64_t index) {
+LINATTN_HOST_DEVICE inline bool is_dead_index(const Problem& p, int64_t index) {
   return index < 0 || index >= p.num_slots || (p.has_null_index && index == p.null_index);
 }
 
-inline int64_t first_column(const Problem& p, const void* num_accepted_tokens, int64_t sequence) {
+LINATTN_HOST_DEVICE inline int64_t first_column(const Problem& p, const void* num_accepted_tokens,
+                                                int64_t sequence) {
   if (!p.num_accepted_tokens.present()) return 0;
   return read_index(p.num_accepted_tokens.type, num_accepted_tokens,
                     sequence * p.num_accepted_tokens.n) -
@@ -49,7 +53,8 @@ inline int64_t first_column(const Problem& p, const void* num_accepted_tokens, i
 }
 
 // Slot the sequence starts from, or -1 for a dead row.
-inline int64_t start_slot(const Problem& p, const linattn_args& args, int64_t sequence) {
+LINATTN_HOST_DEVICE inline int64_t start_slot(const Problem& p, const linattn_args& args,
+                                              int64_t sequence) {
   const int64_t column = first_column(p, args.num_accepted_tokens, sequence);
   if (column < 0 || (p.state_columns > 0 && column >= p.state_columns)) return -1;
   const int64_t index = read_index(p.state_indices.type, args.state_indices,
@@ -59,8 +64,8 @@ inline int64_t start_slot(const Problem& p, const linattn_args& args, int64_t se
 
 // Slot that takes the state after token `j` of the sequence (2-D indices) or after its last token
 // (1-D indices, j ignored); -1: that state is not written.
-inline int64_t target_slot(const Problem& p, const linattn_args& args, int64_t sequence,
-                           int64_t j) {
+LINATTN_HOST_DEVICE inline int64_t target_slot(const Problem& p, const linattn_args& args,
+                                               int64_t sequence, int64_t j) {
   const bool separate = p.output_state_indices.present();
   const IndexView& view = separate ? p.output_state_indices : p.state_indices;
   const void* data = separate ? args.output_state_indices : args.state_indices;
@@ -69,7 +74,8 @@ inline int64_t target_slot(const Problem& p, const linattn_args& args, int64_t s
   return is_dead_index(p, index) ? -1 : index;
 }
 
-inline bool starts_from_state(const Problem& p, const linattn_args& args, int64_t sequence) {
+LINATTN_HOST_DEVICE inline bool starts_from_state(const Problem& p, const linattn_args& args,
+                                                  int64_t sequence) {
   if (!p.initial_state.present()) return false;
   return !p.has_initial_state.present() ||
          static_cast<const uint8_t*>(args.has_initial_state)[sequence * p.has_initial_state.n] != 0;

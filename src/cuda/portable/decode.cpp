@@ -25,12 +25,7 @@ void plan_decode(Plan* plan) {
   const DecodeChoice choice = choose_decode(plan->problem, vectors);
   plan->config[0] = vectors;
   plan->launches.push_back({kName, {choice.grid, 1, 1}, kDecodeShapes[choice.shape].threads()});
-  // Loads the kernel's module now rather than inside the first launch, which may be captured in a
-  // graph. A failure comes back at the launch, with its text.
-  const DeviceGuard guard(plan->facts.device.index);
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, kernel_of(choice)) != cudaSuccess)
-    (void)cudaGetLastError();
+  prepare_kernel(kernel_of(choice), 0, plan->facts.device.index);
 }
 
 Status run_decode(const Plan& plan, const linattn_args& args, void* stream) {
@@ -45,6 +40,8 @@ Status run_decode(const Plan& plan, const linattn_args& args, void* stream) {
 
 }  // namespace
 
+const Implementation chunk_forward_by_token{"cuda_portable_by_token", LINATTN_DEVICE_CUDA,
+                                            decode_reject, plan_decode, run_decode};
 const Implementation recurrent_forward{"cuda_portable", LINATTN_DEVICE_CUDA, decode_reject,
                                        plan_decode, run_decode};
 

@@ -1,0 +1,71 @@
+// What the chunk kernels are given, and the record that hands a chunk from preparation to scan.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/portable/decode.params.h"
+#include "recurrence/problem.h"
+
+namespace linattn::cuda {
+
+inline constexpr int kChunk = 32;  // tokens; two blocks of 16
+inline constexpr int kBlock = 16;
+inline constexpr int kSquareRow = 40;  // elements a row of a 32x32 matrix: 80 bytes, no conflicts
+
+// Threads of the preparation.
+LINATTN_HOST_DEVICE constexpr int chunk_prepare_threads(int dim, bool channel) {
+  return !channel ? dim : dim == 256 ? 256 : 128;
+}
+
+// One chunk of one value head, in the byte image of the scan's shared memory. Rows of `dim` 16-bit
+// channels are swizzled: 16-byte unit u of row r lies at u ^ (r & 7). Scalars exist for gates that
+// are one number a token; operands then are q and k as the caller has them.
+struct ChunkRecord {
+  int dim;       // K rounded up: 64, 128, 256
+  bool channel;  // gate per key channel
+  bool delta;
+
+  LINATTN_HOST_DEVICE constexpr int rows_bytes() const { return kChunk * dim * 2; }
+  LINATTN_HOST_DEVICE constexpr int square_bytes() const { return kChunk * kSquareRow * 2; }
+  // [32,40] each. The delta update has them as sums of two narrow numbers, because their rounding
+  // adds up over repeated keys.
+  LINATTN_HOST_DEVICE constexpr int p() const { return 0; }  // tril(Q~ K^T)
+  LINATTN_HOST_DEVICE constexpr int p_low() const { return square_bytes(); }
+  LINATTN_HOST_DEVICE constexpr int t() const { return 2 * square_bytes(); }  // (I+A)^-1 diag(beta)
+  LINATTN_HOST_DEVICE constexpr int t_low() const { return 3 * square_bytes(); }
+  // channel: decay of the chunk [dim]; else read_k, read_q, write_k [32] each, decay [4]
+  LINATTN_HOST_DEVICE constexpr int scalars() const { return square_bytes() * (delta ? 4 : 1); }
+  LINATTN_HOST_DEVICE constexpr int q() const {
+    return scalars() + (channel ? dim * 4 : 3 * kChunk * 4 + 16);
+  }  // Q~ [32,dim]
+  LINATTN_HOST_DEVICE constexpr int update() const {
+    return q() + rows_bytes();
+  }  // k to the chunk's end [32,dim]
+  LINATTN_HOST_DEVICE constexpr int k() const {
+    return update() + rows_bytes();
+  }  // K~ [32,dim], delta
+  LINATTN_HOST_DEVICE constexpr int bytes() const {
+    return !channel ? q() : update() + rows_bytes() * (delta ? 2 : 1);
+  }
+};
+
+struct ChunkParams {
+  Problem problem;
+  linattn_args args;
+  char* records;              // [chunk slots, HV] of record_bytes
+  int64_t* chunk_begin;       // [N+1], chunks before each sequence; null: all sequences alike
+  int64_t chunks_a_sequence;  // without cu_seqlens
+  int64_t record_bytes;
+  float scale;
+  FastDivisor heads_v, group;  // HV, HV / H
+  FastDivisor slabs;           // of V, one CTA each
+  int32_t dim_k, dim_v;
+  bool delta;
+  bool qk_vectors, v_vectors;  // rows may be read 16 bytes at a time
+  bool vectors;                // channels of q, k, g may be read as the preparation's lanes do
+  bool o_pairs;                // o may be written two neighbours at a time
+};
+
+static_assert(sizeof(ChunkParams) <= 2048, "kernel parameters are read through a small cache");
+
+}  // namespace linattn::cuda
