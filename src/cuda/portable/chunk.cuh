@@ -91,17 +91,22 @@ __device__ __forceinline__ void load_rows(const void* data, int64_t offset, int6
   constexpr int kUnits = kDim / 8;
   const int unit = thread % kUnits, step = threads / kUnits;
   const auto* base = static_cast<const uint16_t*>(data) + offset;
-  const auto* from = base + thread / kUnits * stride_t + unit * 8;
-  for (int row = thread / kUnits; row < kChunk; row += step, from += step * stride_t) {
-    char* to = tile + swizzled<kDim>(row, unit);
-    if (vectors) {
-      const bool exists = row < rows && unit * 8 < dim;
-      ptx::copy_16_async(ptx::shared_address(to), exists ? from : base, exists);
-    } else {
-      auto* elements = reinterpret_cast<uint16_t*>(to);
+  int row = thread / kUnits;
+  const auto* from = base + row * stride_t + unit * 8;
+  if (vectors) {
+    const int64_t stride = step * stride_t;
+    const uint32_t to = ptx::shared_address(tile);
+    const int present = unit * 8 < dim ? rows : 0;
+#pragma unroll 4
+    for (; row < kChunk; row += step, from += stride)
+      ptx::copy_16_async(to + swizzled<kDim>(row, unit), row < present ? from : base,
+                         row < present);
+    return;
+  }
+  for (; row < kChunk; row += step, from += step * stride_t) {
+    auto* elements = reinterpret_cast<uint16_t*>(tile + swizzled<kDim>(row, unit));
 #pragma unroll
-      for (int e = 0; e < 8; ++e) elements[e] = row < rows && unit * 8 + e < dim ? from[e] : 0;
-    }
+    for (int e = 0; e < 8; ++e) elements[e] = row < rows && unit * 8 + e < dim ? from[e] : 0;
   }
 }
 

@@ -268,13 +268,12 @@ __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Plac
     load_channels(problem.g.type, p.args.g, g_at, there, p.vectors, d[r]);
     q_at += problem.q.t, k_at += problem.k.t, g_at += problem.g.t;
   }
+  decays_of(problem, bias, factor, d);
 #pragma unroll
-  for (int r = 0; r < kSub; ++r) {
-    const int there = sub * kSub + r < place.rows ? valid : 0;
+  for (int r = 0; r < kSub; ++r)
 #pragma unroll
     for (int e = 0; e < kPer; ++e)
-      d[r][e] = e < there ? exp2f(kLog2E * log_decay(problem, d[r][e], bias[e], factor)) : 1.0f;
-  }
+      if (sub * kSub + r >= place.rows || e >= valid) d[r][e] = 1.0f;
 
   if (problem.qk_norm) {
     float squares[kBlock];
@@ -501,7 +500,8 @@ __device__ __forceinline__ void prepare_scalar(const ChunkParams& p, const Place
 
 // grid: chunk slots * HV, the value head fastest; block: chunk_prepare_threads().
 template <bool kBf16, int kDim, bool kChannel>
-__global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel))
+__global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel),
+                                  kChannel&& kDim <= 128 ? 3 : 1)
     chunk_prepare_portable(const __grid_constant__ ChunkParams p) {
   extern __shared__ __align__(16) char shared[];
   using Shared = std::conditional_t<kChannel, chunk::PrepareChannelShared<kDim>,

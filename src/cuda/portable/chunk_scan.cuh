@@ -108,8 +108,10 @@ __device__ __forceinline__ void load_stage(const ChunkParams& p, const Chain& c,
   const Problem& problem = p.problem;
   const char* record =
       p.records + ((c.first_chunk + chunk) * p.heads_v.divisor + c.hv) * p.record_bytes;
-  for (int i = thread; i < S::kRecord / 16; i += threads)
-    ptx::copy_16_async(ptx::shared_address(stage + i * 16), record + i * 16);
+  const uint32_t to_record = ptx::shared_address(stage);
+#pragma unroll 4
+  for (int i = thread * 16; i < S::kRecord; i += threads * 16)
+    ptx::copy_16_async(to_record + i, record + i);
   const int64_t begin = c.range.begin + chunk * kChunk;
   const int64_t left = c.range.end - begin;
   const int rows = static_cast<int>(left < kChunk ? left : kChunk);
@@ -125,17 +127,21 @@ __device__ __forceinline__ void load_stage(const ChunkParams& p, const Chain& c,
   const auto* v =
       static_cast<const uint16_t*>(p.args.v) + problem.v.at(c.range.batch, begin, c.hv, c.v0);
   const auto* from = v + thread / units * problem.v.t + unit * 8;
-  char* to = stage + S::kV + thread / units * S::v_row_bytes(warps) + unit * 16;
-  for (int row = thread / units; row < kChunk;
-       row += step, from += step * problem.v.t, to += step * S::v_row_bytes(warps)) {
-    if (p.v_vectors) {
-      const bool exists = row < rows && unit * 8 < columns;
-      ptx::copy_16_async(ptx::shared_address(to), exists ? from : v, exists);
-    } else {
-      auto* elements = reinterpret_cast<uint16_t*>(to);
+  const int row_bytes = S::v_row_bytes(warps);
+  char* tile = stage + S::kV + unit * 16;
+  int row = thread / units;
+  if (p.v_vectors) {
+    const int64_t stride = step * problem.v.t;
+    const uint32_t to = ptx::shared_address(tile);
+    const int present = unit * 8 < columns ? rows : 0;
+    for (; row < kChunk; row += step, from += stride)
+      ptx::copy_16_async(to + row * row_bytes, row < present ? from : v, row < present);
+    return;
+  }
+  for (; row < kChunk; row += step, from += step * problem.v.t) {
+    auto* elements = reinterpret_cast<uint16_t*>(tile + row * row_bytes);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) elements[e] = row < rows && unit * 8 + e < columns ? from[e] : 0;
-    }
+    for (int e = 0; e < 8; ++e) elements[e] = row < rows && unit * 8 + e < columns ? from[e] : 0;
   }
 }
 

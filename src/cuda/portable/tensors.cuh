@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/warp.cuh"
 #include "recurrence/sequences.h"
 
@@ -84,6 +85,33 @@ __device__ __forceinline__ float log_decay(const Problem& p, float x, float bias
   x += bias;
   if (p.gate_form == GateForm::softplus) return -factor * softplus(x);
   return static_cast<float>(p.lower_bound) * sigmoid(factor * x);
+}
+
+// Decays of one token and head in place of what g holds, for the kCount channels whose bias is
+// given. The form is asked once for all of them.
+template <int kRows, int kCount>
+__device__ __forceinline__ void decays_of(const Problem& p, const float (&bias)[kCount],
+                                          float factor, float (&x)[kRows][kCount]) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  if (p.gate_form == GateForm::given) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) x[r][e] = ptx::exp2(kLog2E * x[r][e]);
+  } else if (p.gate_form == GateForm::bounded) {
+    const float slope = -kLog2E * factor, bound = kLog2E * static_cast<float>(p.lower_bound);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int e = 0; e < kCount; ++e)
+        x[r][e] = ptx::exp2(bound * ptx::reciprocal(1.0f + ptx::exp2(slope * (x[r][e] + bias[e]))));
+  } else {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int e = 0; e < kCount; ++e)
+        x[r][e] = ptx::exp2(-kLog2E * factor * softplus(x[r][e] + bias[e]));
+  }
 }
 
 __device__ __forceinline__ float gate_factor(const Problem& p, const linattn_args& args,
