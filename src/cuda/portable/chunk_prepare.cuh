@@ -498,10 +498,18 @@ __device__ __forceinline__ void prepare_scalar(const ChunkParams& p, const Place
 
 }  // namespace chunk
 
+// CTAs an SM that the registers must allow. Three measured best on sm_90, where the 168 registers
+// this leaves suffice; other targets spill there, so their compilers choose.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+inline constexpr int kPrepareCtas = 3;
+#else
+inline constexpr int kPrepareCtas = 1;
+#endif
+
 // grid: chunk slots * HV, the value head fastest; block: chunk_prepare_threads().
 template <bool kBf16, int kDim, bool kChannel>
 __global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel),
-                                  kChannel&& kDim <= 128 ? 3 : 1)
+                                  kChannel&& kDim <= 128 ? kPrepareCtas : 1)
     chunk_prepare_portable(const __grid_constant__ ChunkParams p) {
   extern __shared__ __align__(16) char shared[];
   using Shared = std::conditional_t<kChannel, chunk::PrepareChannelShared<kDim>,

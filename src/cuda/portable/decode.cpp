@@ -20,6 +20,11 @@ const void* kernel_of(const DecodeChoice& choice) {
       choice.variant.number(), choice.shape);
 }
 
+std::string reject_by_token(const Problem& p, const DeviceFacts& facts) {
+  if (p.intermediate_states.present()) return "does not write intermediate states";
+  return decode_reject(p, facts);
+}
+
 void plan_decode(Plan* plan) {
   const bool vectors = decode_strides_fit_vectors(plan->problem);
   const DecodeChoice choice = choose_decode(plan->problem, vectors);
@@ -41,7 +46,7 @@ Status run_decode(const Plan& plan, const linattn_args& args, void* stream) {
 }  // namespace
 
 const Implementation chunk_forward_by_token{"cuda_portable_by_token", LINATTN_DEVICE_CUDA,
-                                            decode_reject, plan_decode, run_decode};
+                                            reject_by_token, plan_decode, run_decode};
 const Implementation recurrent_forward{"cuda_portable", LINATTN_DEVICE_CUDA, decode_reject,
                                        plan_decode, run_decode};
 
