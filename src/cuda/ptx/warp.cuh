@@ -16,10 +16,6 @@ __device__ __forceinline__ float shuffle(float x, int source_lane) {
   return __shfl_sync(kAllLanes, x, source_lane);
 }
 
-__device__ __forceinline__ int shuffle_xor(int x, int mask) {
-  return __shfl_xor_sync(kAllLanes, x, mask);
-}
-
 // The same numbers, about which ptxas knows nothing: what is computed from them stays where it is
 // written, in ordinary registers. (ptxas sees through an empty asm; not through an exchange.)
 __device__ __forceinline__ int opaque(int x) { return __shfl_sync(kAllLanes, x, 0); }
