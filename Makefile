@@ -73,7 +73,7 @@ fuzz: $(venv)/stamp-build ## A long run of random problems through the C interfa
 	tools/run_fuzz.sh $(or $(FUZZ_SECONDS),600)
 
 .PHONY: lint
-lint: $(venv)/stamp-lint $(venv)/stamp-torch ## Formatting, ruff, mypy, include directions
+lint: $(venv)/stamp-lint $(venv)/stamp-test ## Formatting, ruff, mypy, include directions
 	tools/lint.sh
 
 .PHONY: format
