@@ -7,8 +7,10 @@ source tools/stage.sh
 pytest() { python -m pytest --quiet "$@"; }
 
 stage "C++ tests" ctest --preset default --no-tests=error --parallel "${JOBS:-$(nproc)}"
+# compat/fla.py registers with FLA's dispatcher when imported, and that needs triton.
 stage "Examples of the documentation and docstrings" \
-  pytest --doctest-modules --doctest-glob='*.md' README.md docs python/linattn
+  pytest --doctest-modules --doctest-glob='*.md' --ignore=python/linattn/compat/fla.py \
+  README.md docs python/linattn
 stage "Installed package" pytest tests/package
 stage "Sanitizers" tools/run_sanitizers.sh
 stage "Fuzzing" tools/run_fuzz.sh 30
