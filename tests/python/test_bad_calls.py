@@ -122,7 +122,7 @@ def test_force_of_an_implementation_that_refuses():
     for name in elsewhere:
         with linattn.force(name), pytest.raises(linattn.DispatchError) as caught:
             ops.chunk_kda(**legal("chunk_kda"), out=out)
-        assert set(caught.value.refused) == here
+        assert set(caught.value.refused) >= here
         for entry in here:
             assert caught.value.refused[entry] == f"'{name}' is forced"
             assert f"{entry}: '{name}' is forced" in str(caught.value)
