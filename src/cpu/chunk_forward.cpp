@@ -270,6 +270,7 @@ class Forward {
   void step_group(const Chain& c, float* state, const StepScratch& scratch, int64_t round,
                   int64_t group, int64_t first_record, int64_t half, int64_t column,
                   int64_t columns) const {
+    if (is_dead(c)) return;  // it has no state to start from, and run_dead has written its outputs
     const int64_t total = chunks(c), first = round * group;
     const int64_t last = std::min(total, first + group);
     float* s = state + column;
