@@ -22,7 +22,11 @@ const std::vector<const Implementation*> kRecurrentForward = {
     &cuda::recurrent_forward,
 #endif
     &cpu::recurrent_forward, &reference::recurrent_forward};
-const std::vector<const Implementation*> kBackward = {&cpu::backward, &reference::backward};
+const std::vector<const Implementation*> kBackward = {
+#ifdef LINATTN_WITH_CUDA
+    &cuda::backward_by_token,
+#endif
+    &cpu::backward, &reference::backward};
 
 }  // namespace
 

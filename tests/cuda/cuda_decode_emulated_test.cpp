@@ -5,6 +5,7 @@
 #include "cuda/portable/decode.cuh"
 #include "cuda/portable/decode.plan.h"
 #include "decode_calls.h"
+#include "emulated.h"
 #include "simt/simt.h"
 
 using namespace call;
@@ -12,13 +13,6 @@ using linattn::cuda::DecodeChoice;
 using linattn::cuda::DecodeParams;
 
 namespace {
-
-linattn::DeviceFacts facts_of(int compute_capability) {
-  linattn::DeviceFacts facts;
-  facts.device = {LINATTN_DEVICE_CUDA, 0};
-  facts.compute_capability = compute_capability;
-  return facts;
-}
 
 template <int... kPairs>
 bool launch_emulated(const DecodeChoice& choice, const DecodeParams& params,
@@ -37,25 +31,6 @@ bool launch_emulated(const DecodeChoice& choice, const DecodeParams& params,
   return found;
 }
 
-bool plan(Call& call, linattn::Problem* problem) {
-  call.problem.struct_size = sizeof(linattn_problem);
-  linattn_tensor* described = &call.problem.q;
-  for (int name = 0; name < kNames; ++name) {
-    const Tensor& t = call.tensor[name];
-    described[name] = {};
-    described[name].type = t.type;
-    described[name].rank = static_cast<int32_t>(t.size.size());
-    described[name].device_type = LINATTN_DEVICE_CUDA;
-    for (size_t axis = 0; axis < t.size.size(); ++axis) {
-      described[name].size[axis] = t.size[axis];
-      described[name].stride[axis] = t.stride[axis];
-    }
-  }
-  const int32_t status = linattn::validate(call.problem, {LINATTN_DEVICE_CUDA, 0}, problem);
-  CHECK_THAT(status == LINATTN_OK, "%s", linattn::last_error().c_str());
-  return status == LINATTN_OK;
-}
-
 int runs[linattn::cuda::kDecodeShapeCount] = {};
 
 bool run_emulated(Call& call) {
@@ -64,11 +39,7 @@ bool run_emulated(Call& call) {
   const std::string reason = linattn::cuda::decode_reject(problem, facts_of(90));
   CHECK_THAT(reason.empty(), "%s", reason.c_str());
   if (!reason.empty()) return false;
-  linattn_args args{};
-  const void** pointers = &args.q;
-  for (int name = 0; name < kNames; ++name)
-    pointers[name] =
-        call.tensor[name].type == LINATTN_NONE ? nullptr : call.tensor[name].data.data();
+  const linattn_args args = args_of(call);
   const bool vectors = linattn::cuda::decode_strides_fit_vectors(problem) &&
                        linattn::cuda::decode_pointers_fit_vectors(problem, args);
   const DecodeChoice choice = linattn::cuda::choose_decode(problem, vectors);
