@@ -2,21 +2,32 @@
 
 python tools/kernel_table.py build/liblinattn.so bench/results/kernels.csv
 
-Needs cuobjdump and nvdisasm on the path; the packages nvidia-cuda-cuobjdump and
-nvidia-cuda-nvdisasm bring them.
-Exit status 1 if a kernel uses local memory.
+Needs cuobjdump on the path or from the package nvidia-cuda-cuobjdump.
+Exit status 1 if a kernel uses local memory, unless its row is one that may (`may_spill`).
 """
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 ARCHITECTURE = re.compile(r"^arch = (\S+)")
 FUNCTION = re.compile(r"^ Function (\S+):$")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-TEMPLATE = re.compile(r"_ZN\d+linattn\d+cuda\d+(\w+?)ILi(\d+)ELi(\d+)E")
+LENGTH = re.compile(r"\d+")  # of the next part of a mangled name
+ARGUMENT = re.compile(r"L([a-z]+)(\d+)E")  # of a template, a number
 STATES = ["f32", "bf16", "any"]
+# Kernel -> what its template arguments are.
+ARGUMENTS = {
+    "recurrent_forward_portable": ("variant", "shape"),
+    "chunk_prepare_portable": ("bf16", "K", "channel"),
+    "chunk_scan_portable": ("bf16", "K", "channel", "delta"),
+}
+
+Row = dict[str, str | int]
 
 
 def decode_variant(number: int) -> str:
@@ -27,11 +38,57 @@ def decode_variant(number: int) -> str:
     return f"{layout} {STATES[number >> 1 & 3]} {update} {gate}"
 
 
-def kernels(library: str) -> list[dict[str, str | int]]:
-    text = subprocess.run(
-        ["cuobjdump", "--dump-resource-usage", library], check=True, capture_output=True, text=True
-    ).stdout
-    rows: list[dict[str, str | int]] = []
+def split_name(mangled: str) -> tuple[str, list[tuple[str, int]]]:
+    """The last part of a nested name, and its template arguments with their types."""
+    at, name = len("_ZN"), mangled
+    while length := LENGTH.match(mangled, at):
+        name = mangled[length.end() : length.end() + int(length[0])]
+        at = length.end() + int(length[0])
+    values = []
+    if mangled[at : at + 1] == "I":
+        at += 1
+        while argument := ARGUMENT.match(mangled, at):
+            values.append((argument[1], int(argument[2])))
+            at = argument.end()
+    return name, values
+
+
+def instance(mangled: str) -> tuple[str, str]:
+    """Kernel and what its template arguments say."""
+    kernel, values = split_name(mangled)
+    names = ARGUMENTS.get(kernel, ())
+    if len(names) != len(values):
+        return kernel, " ".join(str(value) for _, value in values)
+    words = []
+    for name, (kind, value) in zip(names, values, strict=True):
+        if name == "variant":
+            words.append(decode_variant(value))
+        elif name == "bf16":
+            words.append("bf16" if value else "f16")
+        elif kind == "b":
+            words.append(name if value else f"no {name}")
+        else:
+            words.append(f"{name}={value}")
+    return kernel, " ".join(words)
+
+
+def may_spill(row: Row) -> bool:
+    """K of 129 to 256 in the portable scan: the state alone is half of all registers."""
+    return row["kernel"] == "chunk_scan_portable" and "K=256" in str(row["instance"])
+
+
+def cuobjdump() -> str | None:
+    if found := shutil.which("cuobjdump"):
+        return found
+    package = find_spec("nvidia")
+    for place in package.submodule_search_locations or () if package else ():
+        for file in sorted(Path(place).glob("**/bin/cuobjdump")):
+            return str(file)
+    return None
+
+
+def parse(text: str) -> list[Row]:
+    rows: list[Row] = []
     architecture = name = ""
     for line in text.splitlines():
         if match := ARCHITECTURE.match(line):
@@ -40,20 +97,33 @@ def kernels(library: str) -> list[dict[str, str | int]]:
             name = match[1]
         elif match := USAGE.search(line):
             register, stack, shared, local = map(int, match.groups())
-            found = TEMPLATE.match(name)
+            kernel, what = instance(name)
             rows.append(
                 {
-                    "kernel": found[1] if found else name,
-                    "variant": decode_variant(int(found[2])) if found else "",
-                    "shape": found[3] if found else "",
+                    "kernel": kernel,
+                    "instance": what,
                     "architecture": architecture,
                     "registers": register,
-                    "shared_bytes": shared,
+                    "static_shared_bytes": shared,
                     "stack_bytes": stack,
                     "local_bytes": local,
                 }
             )
     return sorted(rows, key=lambda row: [str(value) for value in row.values()])
+
+
+def kernels(library: str) -> list[Row]:
+    tool = cuobjdump()
+    if tool is None:
+        raise FileNotFoundError("cuobjdump is not installed (package nvidia-cuda-cuobjdump)")
+    done = subprocess.run(
+        [tool, "--dump-resource-usage", library], check=True, capture_output=True, text=True
+    )
+    return parse(done.stdout)
+
+
+def spills(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["stack_bytes"] or row["local_bytes"]]
 
 
 def main() -> int:
@@ -63,9 +133,12 @@ def main() -> int:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    spilled = [row for row in rows if row["stack_bytes"] or row["local_bytes"]]
+    spilled = spills(rows)
+    for row in spilled:
+        verdict = "may" if may_spill(row) else "MUST NOT"
+        print(f"{verdict} use local memory: {', '.join(str(value) for value in row.values())}")
     print(f"{len(rows)} kernels, {len(spilled)} with local memory, in {target}")
-    return bool(spilled)
+    return any(not may_spill(row) for row in spilled)
 
 
 if __name__ == "__main__":
