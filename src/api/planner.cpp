@@ -8,6 +8,9 @@
 #include "core/ledger.h"
 #include "core/log.h"
 #include "recurrence/families.h"
+#ifdef LINATTN_WITH_CUDA
+#include "cuda/host_copies.h"
+#endif
 
 namespace linattn {
 namespace {
@@ -88,6 +91,21 @@ Status walk(Plan* plan) {
 
 std::atomic<bool> debug_checks{false};
 
+// What the CPU reads anyway is always checked there; of a device only where debug checks are on.
+Status check_data(const Plan& plan, const linattn_args& args, void* stream) {
+  if (plan.facts.device.type == LINATTN_DEVICE_CPU)
+    return check_device_data(plan.problem, args, debug_checks);
+#ifdef LINATTN_WITH_CUDA
+  if (debug_checks) {
+    cuda::HostCopies copies;
+    LINATTN_RETURN_IF_FAILED(copies.fetch(plan.problem, args, plan.facts.device.index, stream));
+    return check_device_data(plan.problem, copies.args(), true);
+  }
+#endif
+  (void)stream;
+  return LINATTN_OK;
+}
+
 }  // namespace
 
 void set_debug_checks(bool enabled) { debug_checks = enabled; }
@@ -111,8 +129,7 @@ Status run_plan(const Plan& plan, const linattn_args& asked, void* stream) {
   LINATTN_REQUIRE(plan.workspace_bytes == 0 || args.workspace != nullptr, LINATTN_INVALID_VALUE,
                   "workspace is null; this plan needs %lld bytes",
                   static_cast<long long>(plan.workspace_bytes));
-  if (plan.facts.device.type == LINATTN_DEVICE_CPU)
-    LINATTN_RETURN_IF_FAILED(check_device_data(plan.problem, args, debug_checks));
+  LINATTN_RETURN_IF_FAILED(check_data(plan, args, stream));
   const uintptr_t address = reinterpret_cast<uintptr_t>(args.workspace);
   args.workspace =
       reinterpret_cast<void*>((address + kAlignmentRoom) / Ledger::kAlignment * Ledger::kAlignment);

@@ -57,6 +57,38 @@ def test_the_second_gpu_while_the_first_is_current(family):
         assert torch.cuda.current_device() == 0
 
 
+def forward_and_gradients(family, inputs, device):
+    leaves = [t.to(device).requires_grad_() for t in inputs]
+    o, state = family.chunk(*leaves, output_final_state=True)
+    gradients = torch.autograd.grad(o.square().sum() + state.square().sum(), leaves)
+    return [o, state, *gradients]
+
+
+@needs(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@FAMILY
+def test_chunks_and_gradients_on_the_second_gpu_while_the_first_is_current(family, dtype):
+    inputs = make_inputs(family, batch=2, tokens=70, dim_k=64, dim_v=64, dtype=dtype)
+    wanted = forward_and_gradients(family, inputs, "cuda:0")
+    with torch.cuda.device(0):
+        found = forward_and_gradients(family, inputs, "cuda:1")
+        assert torch.cuda.current_device() == 0
+    assert linattn.last_implementation().startswith("cuda")
+    for a, b in zip(found, wanted, strict=True):
+        assert a.device == torch.device("cuda:1")
+        assert torch.equal(a.cpu(), b.cpu())
+
+
+@needs(2)
+def test_two_gpus_at_once():
+    """Calls of both devices in turns, none waited for: each has its own kernels and streams."""
+    family = FAMILIES["kda"]
+    inputs = make_inputs(family, batch=2, tokens=70, dim_k=64, dim_v=64, dtype=torch.bfloat16)
+    there = {device: [t.to(device) for t in inputs] for device in ("cuda:0", "cuda:1")}
+    found = [family.chunk(*there[f"cuda:{i % 2}"])[0] for i in range(10)]
+    assert all(torch.equal(o.cpu(), found[0].cpu()) for o in found)
+
+
 @needs(2)
 def test_tensors_of_two_gpus():
     q, k, v, g, beta = (t.to("cuda:0") for t in make_inputs(FAMILIES["kda"], tokens=1))
