@@ -50,6 +50,11 @@ __device__ __forceinline__ int swizzled(int row, int unit) {
   return row * kDim * 2 + ((unit ^ (row & 7)) << 4);
 }
 
+// The same in a square of 32x32 elements: the 8 rows of an ldmatrix lie in different banks.
+__device__ __forceinline__ int swizzled_square(int row, int unit) {
+  return row * kChunk * 2 + ((unit ^ (row / 2 & 3)) << 4);
+}
+
 // The four 8x8 tiles of an A operand: 16 rows, 16 channels from 16 * kk.
 template <int kDim>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row0, int kk,
@@ -80,7 +85,7 @@ __device__ __forceinline__ void load_b_square(uint32_t (&b)[4], uint32_t square,
                                               int lane) {
   const int m = lane / 8;
   const int row = i * 16 + (m >> 1) * 8 + lane % 8;
-  ptx::ldmatrix_x4(b, square + (row * kSquareRow + block * 16 + (m & 1) * 8) * 2);
+  ptx::ldmatrix_x4(b, square + swizzled_square(row, block * 2 + (m & 1)));
 }
 
 // 32 rows of q or k into a swizzled tile; rows and channels that do not exist become zero.

@@ -10,7 +10,6 @@ namespace linattn::cuda {
 
 inline constexpr int kChunk = 32;  // tokens; two blocks of 16
 inline constexpr int kBlock = 16;
-inline constexpr int kSquareRow = 40;  // elements a row of a 32x32 matrix: 80 bytes, no conflicts
 
 // Threads of the preparation.
 LINATTN_HOST_DEVICE constexpr int chunk_prepare_threads(int dim, bool channel) {
@@ -18,7 +17,8 @@ LINATTN_HOST_DEVICE constexpr int chunk_prepare_threads(int dim, bool channel) {
 }
 
 // One chunk of one value head, in the byte image of the scan's shared memory. Rows of `dim` 16-bit
-// channels are swizzled: 16-byte unit u of row r lies at u ^ (r & 7). Scalars exist for gates that
+// channels are swizzled: 16-byte unit u of row r lies at u ^ (r & 7), in squares of 32x32 at
+// u ^ (r / 2 & 3). Every byte is written, and none is padding. Scalars exist for gates that
 // are one number a token; operands then are q and k as the caller has them.
 struct ChunkRecord {
   int dim;       // K rounded up: 64, 128, 256
@@ -26,8 +26,8 @@ struct ChunkRecord {
   bool delta;
 
   LINATTN_HOST_DEVICE constexpr int rows_bytes() const { return kChunk * dim * 2; }
-  LINATTN_HOST_DEVICE constexpr int square_bytes() const { return kChunk * kSquareRow * 2; }
-  // [32,40] each. The delta update has them as sums of two narrow numbers, because their rounding
+  LINATTN_HOST_DEVICE constexpr int square_bytes() const { return kChunk * kChunk * 2; }
+  // [32,32] each. The delta update has them as sums of two narrow numbers, because their rounding
   // adds up over repeated keys.
   LINATTN_HOST_DEVICE constexpr int p() const { return 0; }  // tril(Q~ K^T)
   LINATTN_HOST_DEVICE constexpr int p_low() const { return square_bytes(); }

@@ -47,7 +47,7 @@ __device__ __forceinline__ uint16_t narrow(float x) {
 }
 
 __device__ __forceinline__ uint16_t* square_at(char* square, int row, int column) {
-  return reinterpret_cast<uint16_t*>(square) + row * kSquareRow + column;
+  return reinterpret_cast<uint16_t*>(square + swizzled_square(row, column / 8)) + column % 8;
 }
 
 template <bool kBf16>
@@ -67,6 +67,15 @@ __device__ __forceinline__ void store_p(char* record, const ChunkRecord& layout,
     store_split<kBf16>(record + layout.p(), record + layout.p_low(), row, column, x);
   else
     *square_at(record + layout.p(), row, column) = narrow<kBf16>(x);
+}
+
+// The upper right block of P, which no product touches.
+__device__ __forceinline__ void clear_p(char* record, const ChunkRecord& layout, int thread) {
+  if (thread >= 32) return;
+  const int at = swizzled_square(thread / 2, 2 + thread % 2);
+  *reinterpret_cast<uint4*>(record + layout.p() + at) = make_uint4(0, 0, 0, 0);
+  if (layout.delta)
+    *reinterpret_cast<uint4*>(record + layout.p_low() + at) = make_uint4(0, 0, 0, 0);
 }
 
 // T = (I + A)^-1 by forward substitution, one column a lane; written as T diag(beta). A series in
@@ -520,6 +529,7 @@ __global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel),
   const chunk::Place place = chunk::find_place(p, slot, hv);
   if (place.rows == 0) return;
   char* record = p.records + static_cast<int64_t>(blockIdx.x) * p.record_bytes;
+  chunk::clear_p(record, {kDim, kChannel, p.delta}, static_cast<int>(threadIdx.x));
   if constexpr (kChannel)
     chunk::prepare_channel<kBf16, kDim>(p, place, record, s);
   else
