@@ -115,7 +115,7 @@ int main() {
   refusals();
   large_strides();
   for (const DecodeCall& decode : decode_calls(false)) compare_with_oracle(decode, run_emulated);
-  for (int shape = 0; shape < 5; ++shape)
+  for (int shape = 0; shape < linattn::cuda::kDecodeShapesUsed; ++shape)
     CHECK_THAT(runs[shape] > 3, "shape %d ran %d times", shape, runs[shape]);
   return check::finish();
 }

@@ -215,6 +215,19 @@ __device__ __forceinline__ void copy_state(const DecodeParams& p, int lane, int 
 }
 
 template <class T>
+__device__ __forceinline__ void store_outputs(const DecodeParams& p, int lane, int first, int t,
+                                              int hv, int v, const float (&o)[T::kOwned]) {
+  if (!T::writes(lane)) return;
+  const int type = token_type<T>(p);
+  char* outputs = p.o + token_offset<T>(p.o_stride, p.o_short, first, t, hv, v * size_of(type));
+#pragma unroll
+  for (int i = 0; i < T::kOwned; ++i) {
+    const int on = T::column(0, i);
+    if (T::kExact || v + on < p.dim_v) store_one(outputs + on * size_of(type), type, o[i]);
+  }
+}
+
+template <class T>
 __device__ __forceinline__ void run_sequence(const DecodeParams& p, int lane, int v0, int n, int hv,
                                              HandOver<T>* hand_over, Partials<T>* partials) {
   const Range range = token_range(p, n);
@@ -242,19 +255,62 @@ __device__ __forceinline__ void run_sequence(const DecodeParams& p, int lane, in
     prepare_token<T>(p, lane, raw, hand_over, token);
     float o[T::kOwned];
     step<T>(p, lane, t, token, partials, s, o);
-    if (T::writes(lane)) {
-      const int type = token_type<T>(p);
-      char* outputs =
-          p.o + token_offset<T>(p.o_stride, p.o_short, first, t, head, v * size_of(type));
-#pragma unroll
-      for (int i = 0; i < T::kOwned; ++i) {
-        const int on = T::column(0, i);
-        if (T::kExact || v + on < p.dim_v) store_one(outputs + on * size_of(type), type, o[i]);
-      }
-    }
+    store_outputs<T>(p, lane, first, t, head, v, o);
     if ((p.flags & kDecodeColumns) && t < p.state_columns) {
       const int64_t target = target_slot(p, ptx::opaque(n), t);
       if (target >= 0) store_tile<T>(p, lane, v0, target, head, s);
+    }
+  }
+  const int64_t target = last_target(p, n, slot);
+  if (target >= 0) store_tile<T>(p, lane, v0, target, hv, s);
+}
+
+// The same for several tokens: each warp of the CTA prepares some of a block of them, the first
+// while the state is on its way, and all walk them.
+template <class T>
+__device__ __forceinline__ void run_together(const DecodeParams& p, int lane, int warp, int v0,
+                                             int n, int hv, SharedTokens<T>* shared,
+                                             Partials<T>* partials) {
+  const Range range = token_range(p, n);
+  if (range.length <= 0) return copy_state<T>(p, lane, v0, n, hv);
+  const int64_t slot = live_index(p, start_index(p, n));
+  if (slot < 0) return zero_outputs<T>(p, lane, v0, hv, range);
+
+  const int column = v0 % T::kTogetherV + T::column(lane, T::owned_column(lane));
+  const int cta_v0 = v0 - v0 % T::kTogetherV;
+  State<T> s;
+#pragma unroll 1
+  for (int begin = 0; begin < range.length; begin += kTokensTogether) {
+    const int left = range.length - begin, count = left < kTokensTogether ? left : kTokensTogether;
+    if (begin > 0) ptx::sync_cta();  // every warp has walked the last block
+#pragma unroll 1
+    for (int place = warp; place < kTokensTogether; place += T::kWarps) {
+      const int first = ptx::opaque(range.first + begin + place), head = ptx::opaque(hv);
+      RawToken<T> raw;
+      if (place < count) load_token<T>(p, lane, first, 0, head, cta_v0 + (lane & 31), raw);
+      if (begin == 0 && place == warp) {
+        bool reads;
+        load_or_clear<T>(p, lane, v0, n, slot, hv, &reads, s);
+      }
+      if (place >= count) continue;
+      share_token<T>(p, lane, place, raw, shared);
+      if (lane % 32 == 0) {
+        const int t = begin + place;
+        const bool each = (p.flags & kDecodeColumns) && t < p.state_columns;
+        shared->target[place] = each ? target_slot(p, n, t) : -1;
+      }
+    }
+    ptx::sync_cta();
+#pragma unroll 1
+    for (int place = 0; place < count; ++place) {
+      const int head = ptx::opaque(hv);
+      Token<T> token;
+      take_token<T>(shared, place, lane, column, token);
+      float o[T::kOwned];
+      step<T>(p, lane, begin + place, token, partials, s, o);
+      store_outputs<T>(p, lane, range.first + begin + place, 0, head, cta_v0 + column, o);
+      if (const int64_t target = shared->target[place]; target >= 0)
+        store_tile<T>(p, lane, v0, target, head, s);
     }
   }
   const int64_t target = last_target(p, n, slot);
@@ -275,7 +331,9 @@ __global__ void __launch_bounds__(kDecodeShapes[kShape].threads(),
                                   kDecodeTuned ? kDecodeShapes[kShape].min_ctas : 1)
     recurrent_forward_portable(const __grid_constant__ DecodeParams p) {
   using T = decode::Tile<kVariant, kShape>;
-  alignas(16) __shared__ decode::HandOver<T> hand_over[T::kHandsOver ? T::kWarps : 1];
+  alignas(16) __shared__ decode::HandOver<T>
+      hand_over[T::kHandsOver && !T::kTogether ? T::kWarps : 1];
+  alignas(16) __shared__ decode::SharedTokens<T> tokens;
   __shared__ decode::Partials<T> partials;
   // Spelled out for one team: branches on what follows from blockIdx alone are known to be uniform.
   const uint32_t warp = T::kWarps == 1 ? 0 : threadIdx.x >> 5;
@@ -289,9 +347,13 @@ __global__ void __launch_bounds__(kDecodeShapes[kShape].threads(),
   ptx::wait_for_previous_grid();
   ptx::allow_next_grid();
   if (T::kTeams > 1 && work >= p.num_teams) return;
-  if (n < static_cast<uint32_t>(p.num_sequences))
-    return decode::run_sequence<T>(p, lane, v0, n, hv, hand_over + (T::kHandsOver ? warp : 0),
-                                   &partials);
+  if (n < static_cast<uint32_t>(p.num_sequences)) {
+    if constexpr (T::kTogether)
+      return decode::run_together<T>(p, lane, warp, v0, n, hv, &tokens, &partials);
+    else
+      return decode::run_sequence<T>(p, lane, v0, n, hv, hand_over + (T::kHandsOver ? warp : 0),
+                                     &partials);
+  }
 
   // Past the last sequence of a varlen call: the rows that nobody owns.
   const int end = decode::offset_of(p, p.num_sequences);

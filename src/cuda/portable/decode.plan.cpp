@@ -157,17 +157,23 @@ DecodeChoice choose_decode(const Problem& p, bool vectors) {
   const Type state = p.initial_state.present() ? p.initial_state.type
                      : p.final_state.present() ? p.final_state.type
                                                : Type::f32;
-  const bool exact = vectors && (state == Type::f32 || state == Type::bf16) && p.dim_k == 128 &&
-                     p.dim_v == 128 && p.q.type == Type::bf16 && p.g.type != Type::f16 &&
-                     p.beta.type != Type::f16 && without_gaps(p, p.initial_state) &&
-                     without_gaps(p, p.final_state) && strides_fit_32_bits(p) && batches_follow(p);
+  const bool exact = vectors && (state == Type::f32 || state == Type::bf16) &&
+                     (p.dim_k == 64 || p.dim_k == 128 || p.dim_k == 256) && p.dim_v == p.dim_k &&
+                     p.q.type == Type::bf16 && p.g.type != Type::f16 && p.beta.type != Type::f16 &&
+                     without_gaps(p, p.initial_state) && without_gaps(p, p.final_state) &&
+                     strides_fit_32_bits(p) && batches_follow(p);
+  // Of a varlen call the average is all that is known here. Another order of sums is another
+  // rounding, which must not depend on the rest of a batch where that was asked.
+  const bool several =
+      !p.batch_invariant && (p.varlen() ? p.num_tokens > p.num_sequences : p.num_tokens > 1);
   DecodeChoice choice{};
   choice.variant = {p.state_v_first,
                     vectors && state == Type::f32 ? kStateF32
                     : exact                       ? kStateBf16
                                                   : kStateAny,
                     !exact || p.update == Update::delta, !exact || p.gate == Gate::channel};
-  choice.shape = decode_shape(p.state_v_first, choice.variant.state, exact);
+  const int dim = exact ? static_cast<int>(p.dim_k) : 0;
+  choice.shape = decode_shape(p.state_v_first, choice.variant.state, dim, several && dim == 128);
   const DecodeShape& shape = kDecodeShapes[choice.shape];
   const int64_t slabs = (p.dim_v + shape.tile_v() - 1) / shape.tile_v();
   // One more sequence in a varlen call: the rows past the last.

@@ -20,7 +20,8 @@ template <int kVariant, int kShape>
 struct Tile {
   static constexpr DecodeVariant variant = decode_variant(kVariant);
   static constexpr DecodeShape shape = kDecodeShapes[kShape];
-  static constexpr bool kVFirst = variant.v_first, kExact = shape.exact;
+  static constexpr bool kVFirst = variant.v_first, kExact = shape.dim > 0;
+  static constexpr bool kTogether = shape.together;
   static constexpr bool kVectors = variant.state != kStateAny;
   // Only the exact tiles are compiled for each update and gate; the others hold the larger of both
   // and look the problem's up.
@@ -41,13 +42,19 @@ struct Tile {
   static constexpr int kOwned = kColumns > kLanesK ? kColumns / kLanesK : 1;
   // Lanes with all the channels to themselves read q, k and the gates of their own; otherwise each
   // of the 32 reads a part, evaluates its gates and hands over in shared memory.
-  static constexpr bool kHandsOver = kLanesK < 32;
+  static constexpr bool kHandsOver = kLanesK < 32 || kTogether;
   static constexpr int kRead = kHandsOver ? (kCapacity + 127) / 128 * 4 : kChannels;
+  static constexpr bool kReadsAll = kExact && (!kHandsOver || kCapacity % 128 == 0);
+  // Values of the token that a lane reads: those of its own columns, or a part of the CTA's.
+  static constexpr int kTogetherV = kTeams * kTileV;
+  static constexpr int kValues = kTogether ? (kTogetherV + 31) / 32 : kOwned;
 
   static_assert(kChannels % 4 == 0 && (kVFirst || kColumns % 4 == 0), "accesses of four");
   static_assert((kSums & (kSums - 1)) == 0, "sums are halved");
-  static_assert(!kExact || kCapacity == 128, "K = 128");
+  static_assert(!kExact || kCapacity == shape.dim, "K = dim");
   static_assert(kWarpsK == 1 || (shape.teams == 1 && kHandsOver), "one team at the CTA's barrier");
+  static_assert(!kTogether || (kExact && shape.dim % kTogetherV == 0 && kCapacity % 128 == 0),
+                "teams of one state");
 
   static __device__ __forceinline__ int lane_v(int lane) { return lane & (kLanesV - 1); }
   static __device__ __forceinline__ int lane_k(int lane) {
@@ -61,6 +68,13 @@ struct Tile {
   }
   static __device__ __forceinline__ int read_channel(int lane, int c) {
     return kHandsOver ? c / 4 * 128 + (lane & 31) * 4 + c % 4 : channel(lane, c);
+  }
+  // Distance of the values that a lane reads.
+  static __device__ __forceinline__ int value_step(int i) {
+    return kTogether ? 32 * i : column(0, i);
+  }
+  static __device__ __forceinline__ bool reads_value(int lane, int i) {
+    return !kTogether || kTogetherV % 32 == 0 || (lane & 31) + 32 * i < kTogetherV;
   }
   // First of the columns whose sums end in this lane.
   static __device__ __forceinline__ int owned_column(int lane) {
@@ -123,7 +137,7 @@ template <class T, class F>
 __device__ __forceinline__ void for_each_access(const DecodeParams& p, int lane, int v0, int stride,
                                                 int type, F&& f) {
   const int size = size_of(type);
-  const int row = T::kExact ? 128 * size : stride;
+  const int row = T::kExact ? T::shape.dim * size : stride;
   constexpr int kColumnStep = T::kVFirst ? 1 : T::kVector;
   constexpr int kChannelStep = T::kVFirst ? T::kVector : 1;
 #pragma unroll

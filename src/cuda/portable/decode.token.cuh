@@ -13,7 +13,7 @@ template <class T>
 struct RawToken {
   Four q[T::kRead / 4], k[T::kRead / 4], g[T::kRead / 4], bias[T::kRead / 4];
   uint32_t head_gate, head_bias, A_log, beta;
-  uint32_t v[T::kOwned];
+  uint32_t v[T::kValues];
 };
 
 template <class T>
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_gate(const DecodeParams& p, int lane, int f
 #pragma unroll
     for (int c = 0; c < T::kRead; c += 4) {
       const int on = T::read_channel(lane, c) - channel0;
-      const int valid = T::kExact ? 4 : p.dim_k - T::read_channel(lane, c);
+      const int valid = T::kReadsAll ? 4 : p.dim_k - T::read_channel(lane, c);
       raw.g[c / 4] = load_four<T::kVectors>(g + on * size_of(g_type), g_type, valid);
       raw.bias[c / 4] = {};
       if (p.flags & kDecodeBias)
@@ -62,17 +62,18 @@ __device__ __forceinline__ void load_token(const DecodeParams& p, int lane, int 
 #pragma unroll
   for (int c = 0; c < T::kRead; c += 4) {
     const int on = (T::read_channel(lane, c) - channel0) * size_of(type);
-    const int valid = T::kExact ? 4 : p.dim_k - T::read_channel(lane, c);
+    const int valid = T::kReadsAll ? 4 : p.dim_k - T::read_channel(lane, c);
     raw.q[c / 4] = load_four<T::kVectors>(q + on, type, valid);
     raw.k[c / 4] = load_four<T::kVectors>(k + on, type, valid);
   }
   const char* values =
       p.v + token_offset<T>(p.v_stride, p.v_short, first, t, hv, v * size_of(type));
 #pragma unroll
-  for (int i = 0; i < T::kOwned; ++i) {
-    const int on = T::column(0, i);
+  for (int i = 0; i < T::kValues; ++i) {
+    const int on = T::value_step(i);
     raw.v[i] = 0;
-    if (T::kExact || v + on < p.dim_v) raw.v[i] = load_bits(values + on * size_of(type), type);
+    if (T::kExact ? T::reads_value(lane, i) : v + on < p.dim_v)
+      raw.v[i] = load_bits(values + on * size_of(type), type);
   }
   load_gate<T>(p, lane, first, t, hv, raw);
   if constexpr (T::variant.delta)
@@ -177,31 +178,36 @@ __device__ __forceinline__ void reduce_products(const float (&q)[T::kRead],
   token.k_inverse_norm = ptx::inverse_root_approx(ptx::shuffle(sum, 8) + 1e-6f);
 }
 
+// The numbers of a token for the channels that a lane reads.
 template <class T>
-__device__ __forceinline__ void prepare_token(const DecodeParams& p, int lane,
-                                              const RawToken<T>& raw, HandOver<T>* hand_over,
-                                              Token<T>& token) {
+struct ReadToken {
+  float q[T::kRead], k[T::kRead], decay[T::variant.channel ? T::kRead : 1];
+};
+
+// Fills in the token's scalars too.
+template <class T>
+__device__ __forceinline__ void evaluate_token(const DecodeParams& p, int lane,
+                                               const RawToken<T>& raw, ReadToken<T>& read,
+                                               Token<T>& token) {
   const int type = token_type<T>(p);
-  float q[T::kRead], k[T::kRead];
 #pragma unroll
   for (int c = 0; c < T::kRead; c += 4) {
-    unpack_four<T::kVectors>(raw.q[c / 4], type, q + c);
-    unpack_four<T::kVectors>(raw.k[c / 4], type, k + c);
+    unpack_four<T::kVectors>(raw.q[c / 4], type, read.q + c);
+    unpack_four<T::kVectors>(raw.k[c / 4], type, read.k + c);
   }
-  reduce_products<T>(q, k, lane, token);
+  reduce_products<T>(read.q, read.k, lane, token);
   if (!(p.flags & kDecodeNorm)) token.q_inverse_norm = token.k_inverse_norm = 1.0f;
 
   const float A_log = __uint_as_float(raw.A_log);
-  float decay[T::variant.channel ? T::kRead : 1];
   if (T::variant.channel && (!T::kSwitches || p.gate == LINATTN_GATE_CHANNEL)) {
     if constexpr (T::variant.channel) {
       float bias[T::kRead];
 #pragma unroll
       for (int c = 0; c < T::kRead; c += 4) {
-        unpack_four<T::kVectors>(raw.g[c / 4], side_type<T>(p.g_type), decay + c);
+        unpack_four<T::kVectors>(raw.g[c / 4], side_type<T>(p.g_type), read.decay + c);
         unpack_four<T::kVectors>(raw.bias[c / 4], side_type<T>(p.dt_bias_type), bias + c);
       }
-      to_decay<T::kRead>(p, bias, A_log, decay);
+      to_decay<T::kRead>(p, bias, A_log, read.decay);
     }
   } else {
     float head[1] = {1.0f};
@@ -215,11 +221,9 @@ __device__ __forceinline__ void prepare_token(const DecodeParams& p, int lane,
       head[0] = expf(__uint_as_float(raw.head_gate));
     }
 #pragma unroll
-    for (float& d : decay) d = head[0];
+    for (float& d : read.decay) d = head[0];
   }
 
-#pragma unroll
-  for (int i = 0; i < T::kOwned; ++i) token.v[i] = from_bits(raw.v[i], type);
   token.beta = 1.0f;
   if constexpr (T::variant.delta)
     if (p.flags & kDecodeBeta) {
@@ -228,34 +232,101 @@ __device__ __forceinline__ void prepare_token(const DecodeParams& p, int lane,
         token.beta = __fdividef(p.beta_form == LINATTN_BETA_SIGMOID2 ? 2.0f : 1.0f,
                                 1.0f + expf(-token.beta));
     }
+}
 
+template <class T>
+__device__ __forceinline__ void put_channels(int lane, const ReadToken<T>& read,
+                                             HandOver<T>* hand_over) {
+#pragma unroll
+  for (int c = 0; c < T::kRead; c += 4) {
+    const int channel = T::read_channel(lane, c);
+    if (T::kCapacity % 128 == 0 || channel < T::kCapacity) {
+      put_four(hand_over->q + channel, read.q + c);
+      put_four(hand_over->k + channel, read.k + c);
+      if constexpr (T::variant.channel) put_four(hand_over->decay + channel, read.decay + c);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void get_channels(int lane, const HandOver<T>* hand_over,
+                                             Token<T>& token) {
+#pragma unroll
+  for (int c = 0; c < T::kChannels; c += 4) {
+    const int channel = T::channel(lane, c);
+    get_four(hand_over->q + channel, token.q + c);
+    get_four(hand_over->k + channel, token.k + c);
+    if constexpr (T::variant.channel) get_four(hand_over->decay + channel, token.decay + c);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void prepare_token(const DecodeParams& p, int lane,
+                                              const RawToken<T>& raw, HandOver<T>* hand_over,
+                                              Token<T>& token) {
+  ReadToken<T> read;
+  evaluate_token<T>(p, lane, raw, read, token);
+#pragma unroll
+  for (int i = 0; i < T::kOwned; ++i) token.v[i] = from_bits(raw.v[i], token_type<T>(p));
   if constexpr (!T::kHandsOver) {
 #pragma unroll
     for (int c = 0; c < T::kRead; ++c) {
-      token.q[c] = q[c], token.k[c] = k[c];
-      if constexpr (T::variant.channel) token.decay[c] = decay[c];
+      token.q[c] = read.q[c], token.k[c] = read.k[c];
+      if constexpr (T::variant.channel) token.decay[c] = read.decay[c];
     }
   } else {
     ptx::sync_warp();  // the last token's values have been read
-#pragma unroll
-    for (int c = 0; c < T::kRead; c += 4) {
-      const int channel = T::read_channel(lane, c);
-      if (T::kCapacity % 128 == 0 || channel < T::kCapacity) {
-        put_four(hand_over->q + channel, q + c);
-        put_four(hand_over->k + channel, k + c);
-        if constexpr (T::variant.channel) put_four(hand_over->decay + channel, decay + c);
-      }
-    }
+    put_channels<T>(lane, read, hand_over);
     ptx::sync_warp();
-#pragma unroll
-    for (int c = 0; c < T::kChannels; c += 4) {
-      const int channel = T::channel(lane, c);
-      get_four(hand_over->q + channel, token.q + c);
-      get_four(hand_over->k + channel, token.k + c);
-      if constexpr (T::variant.channel) get_four(hand_over->decay + channel, token.decay + c);
-    }
+    get_channels<T>(lane, hand_over, token);
   }
-  if constexpr (!T::variant.channel) token.decay[0] = decay[0];
+  if constexpr (!T::variant.channel) token.decay[0] = read.decay[0];
+}
+
+// --- tokens that the warps of a CTA prepare for each other
+
+inline constexpr int kTokensTogether = 8;
+
+template <class T>
+struct SharedTokens {
+  HandOver<T> channels[kTokensTogether];
+  float q_dot_k[kTokensTogether], q_inverse_norm[kTokensTogether], k_inverse_norm[kTokensTogether];
+  float beta[kTokensTogether], decay[kTokensTogether];
+  float v[kTokensTogether][T::kTogetherV];
+  int64_t target[kTokensTogether];  // slot that takes the state after the token; -1: none
+};
+
+template <class T>
+__device__ __forceinline__ void share_token(const DecodeParams& p, int lane, int place,
+                                            const RawToken<T>& raw, SharedTokens<T>* shared) {
+  ReadToken<T> read;
+  Token<T> token;
+  evaluate_token<T>(p, lane, raw, read, token);
+  put_channels<T>(lane, read, &shared->channels[place]);
+#pragma unroll
+  for (int i = 0; i < T::kValues; ++i)
+    if (T::reads_value(lane, i))
+      shared->v[place][T::value_step(i) + (lane & 31)] = from_bits(raw.v[i], token_type<T>(p));
+  if ((lane & 31) != 0) return;
+  shared->q_dot_k[place] = token.q_dot_k;
+  shared->q_inverse_norm[place] = token.q_inverse_norm;
+  shared->k_inverse_norm[place] = token.k_inverse_norm;
+  shared->beta[place] = token.beta;
+  if constexpr (!T::variant.channel) shared->decay[place] = read.decay[0];
+}
+
+// `column` is the lane's first, counted from the CTA's.
+template <class T>
+__device__ __forceinline__ void take_token(const SharedTokens<T>* shared, int place, int lane,
+                                           int column, Token<T>& token) {
+  get_channels<T>(lane, &shared->channels[place], token);
+  token.q_dot_k = shared->q_dot_k[place];
+  token.q_inverse_norm = shared->q_inverse_norm[place];
+  token.k_inverse_norm = shared->k_inverse_norm[place];
+  token.beta = shared->beta[place];
+  if constexpr (!T::variant.channel) token.decay[0] = shared->decay[place];
+#pragma unroll
+  for (int i = 0; i < T::kOwned; ++i) token.v[i] = shared->v[place][column + T::column(0, i)];
 }
 
 }  // namespace linattn::cuda::decode
