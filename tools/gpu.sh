@@ -2,24 +2,26 @@
 # What only a GPU machine can show, in stages of at most eight minutes each. The build folder is
 # configured with -DLINATTN_TESTS=ON -DLINATTN_BENCH=ON, here or on another machine.
 #
-#   tools/gpu.sh [--build DIR] [--out DIR] STAGE...
+#   tools/gpu.sh [--build DIR] [--out DIR] [--quick] STAGE...
 #
-#   numerics   every CUDA entry against the oracle (CTest's GPU programs, then the Python tests)
-#   timing     the tables of docs/kernels, as CSV
+#   check      every CUDA entry against the oracle: CTest's GPU programs, `linattn check`, and the
+#              Python tests; --quick takes the smaller grids
+#   bench      `linattn bench --device cuda`, and what a call costs through C: CSVs and rooflines
 #   tune       the candidate rows of the kernels' tables, as CSV
-#   sanitize   compute-sanitizer over a small grid, where the machine's runtime lets it run
+#   sanitize   compute-sanitizer over small grids, where the machine's runtime lets it run
 #   profile    Nsight Compute's memory tables of one decode step, likewise
 #
 # Logs and CSVs land in --out (default bench/results/gpu); a short table comes last.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-build=build out=bench/results/gpu stages=()
+build=build out=bench/results/gpu quick="" stages=()
 while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --quick) quick=yes; shift ;;
+    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) stages+=("$1"); shift ;;
   esac
 done
@@ -27,66 +29,97 @@ done
 mkdir -p "$out"
 export LD_LIBRARY_PATH="$PWD/$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export LINATTN_LIBRARY="$PWD/$build/liblinattn.so" PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}"
-limit=480 failed=0 summary=()
+limit=480 failed=0 summary=() stage_end=0
 
-# step NAME LOG COMMAND...: runs under the limit, keeps the log, notes how it ended.
+note() { summary+=("$(printf '%-22s %-8s %5s  %s' "$1" "$2" "$3" "$4")"); }
+
+# step NAME LOG COMMAND...: runs in what is left of the stage's time, keeps the log, notes the end.
 step() {
-  local name=$1 log=$out/$2 begin=$SECONDS status
+  local name=$1 log=$out/$2 begin=$SECONDS status left
   shift 2
-  timeout "$limit" "$@" >"$log" 2>&1
+  left=$((stage_end - SECONDS))
+  [ $left -gt 0 ] || { note "$name" skipped "" "the stage's $limit s are over"; failed=1; return 1; }
+  timeout "$left" "$@" >"$log" 2>&1
   status=$?
-  local took=$((SECONDS - begin)) last
-  last=$(tail -n 1 "$log" | cut -c1-90)
+  local last
+  last=$(grep -v '^ *$' "$log" | tail -n 1 | cut -c1-90)
   case $status in
-    0) summary+=("$(printf '%-22s ok       %4ds  %s' "$name" "$took" "$last")") ;;
-    77) summary+=("$(printf '%-22s skipped  %4ds  %s' "$name" "$took" "$last")") ;;
-    *) summary+=("$(printf '%-22s FAILED %s %4ds  %s' "$name" "$status" "$took" "$last")"); failed=1 ;;
+    0) note "$name" ok "$((SECONDS - begin))s" "$last" ;;
+    77) note "$name" skipped "$((SECONDS - begin))s" "$last" ;;
+    *) note "$name" "FAILED $status" "$((SECONDS - begin))s" "$last"; failed=1 ;;
   esac
 }
 
 # A tool that is missing or that this machine's runtime refuses is no failure of the library.
 have() {
   command -v "$1" >/dev/null && return 0
-  summary+=("$(printf '%-22s skipped        %s is not installed' "$2" "$1")")
+  note "$2" skipped "" "$1 is not installed"
   return 1
 }
 
+have_module() {
+  python3 -c "import $1" 2>/dev/null && return 0
+  note "$2" skipped "" "the Python module $1 is not installed"
+  return 1
+}
+
+# sanitized PROGRAM: a test program's small grid under each tool.
+sanitized() {
+  local tool name=${1##*/}
+  for tool in memcheck racecheck initcheck; do
+    step "$tool ${name%_test}" "$tool-$name.log" \
+      compute-sanitizer --tool "$tool" --error-exitcode 1 "$1" quick
+    grep -qE 'Device not supported' "$out/$tool-$name.log" &&
+      note "" "" "" "this runtime refuses compute-sanitizer"
+  done
+}
+
 for stage in "${stages[@]}"; do
+  stage_end=$((SECONDS + limit))
   case $stage in
-    numerics)
-      step "decode, C++" decode_check.log "$build/tests/cuda/cuda_decode_test"
-      if python3 -c 'import torch, pytest' 2>/dev/null && ls tests/python/test_cuda_*.py >/dev/null 2>&1; then
-        step "Python" python_check.log python3 -m pytest -q -p no:cacheprovider tests/python/test_cuda_*.py
-      else
-        summary+=("Python                 skipped        torch or pytest is not installed")
+    check)
+      for program in "$build"/tests/cuda/cuda_{decode,chunk}_test; do
+        name=${program##*/}
+        step "$name" "$name.log" "$program" ${quick:+quick}
+      done
+      if have_module torch "linattn check"; then
+        step "linattn check" check.log python3 -m linattn check --device cuda ${quick:+--quick}
+        have_module pytest "Python tests" &&
+          step "Python tests" pytest.log python3 -m pytest -q -p no:cacheprovider \
+            tests/python/test_cuda_*.py tests/python/test_devices.py
       fi
       ;;
-    timing) step "decode timing" decode.csv "$build/bench/cuda/decode_bench" ;;
+    bench)
+      step "a call through C" decode_call.csv "$build/bench/cuda/decode_call"
+      if have_module torch "linattn bench"; then
+        python3 -c "import matplotlib" 2>/dev/null && plot=yes || plot=""
+        for kind in chunk backward decode call; do
+          kinds=(--kind "$kind")
+          [ $kind = decode ] && kinds+=(--kind speculative)
+          step "bench $kind" "bench_$kind.log" python3 -m linattn bench --device cuda "${kinds[@]}" \
+            --kernels --csv "$out/bench_$kind.csv" ${plot:+--plot "$out/bench_$kind.png"}
+        done
+      fi
+      ;;
     tune) step "decode rows" decode_tune.csv "$build/bench/cuda/decode_tune" ;;
     sanitize)
       have compute-sanitizer "sanitizers" || continue
-      for tool in memcheck racecheck initcheck; do
-        step "$tool" "$tool.log" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-          "$build/tests/cuda/cuda_decode_test" quick
-        grep -qE 'Device not supported' "$out/$tool.log" &&
-          summary+=("                       this runtime refuses compute-sanitizer")
-      done
+      sanitized "$build/tests/cuda/cuda_chunk_test"
+      sanitized "$build/tests/cuda/cuda_decode_test"
       ;;
     profile)
       have ncu "profile" || continue
       step "profile" profile.log ncu --clock-control none --section SpeedOfLight \
         --section MemoryWorkloadAnalysis --section Occupancy --section WarpStateStats \
         --kernel-name regex:recurrent_forward --launch-skip 60 --launch-count 1 \
-        "$build/bench/cuda/decode_bench"
+        "$build/bench/cuda/decode_call"
       ;;
     *) echo "unknown stage: $stage" >&2; exit 2 ;;
   esac
 done
 
-if [ -s "$out/decode.csv" ]; then
-  echo "decode: family N HV K V T state layout shuffled best_ms median_ms floor_ms share call_us"
-  grep -vE '^(#|family)' "$out/decode.csv" |
-    awk -F, '{printf "%-10s %4s %4s %4s %4s %2s %-4s %s %s %8s %8s %8s %6s %6s\n", $1,$2,$3,$4,$5,$6,$7,$8,$9,$11,$12,$13,$14,$16}'
-fi
+for log in "$out"/decode_call.csv "$out"/bench_*.log; do
+  [ -s "$log" ] && grep -vE '^$' "$log"
+done
 printf '%s\n' "${summary[@]}"
 exit $failed

@@ -1,4 +1,5 @@
-// Times candidate rows of decode.config.h on the sizes that matter, past the dispatcher. What it
+// Times candidate rows of decode.config.h on the sizes that matter, past the dispatcher; with the
+// argument `several` those for several tokens alone. What it
 // printed for the rows in use stands in docs/kernels/decode.md.
 #include "cuda/portable/decode.cuh"
 #include "cuda/portable/decode.plan.h"
@@ -67,31 +68,43 @@ void time_candidates(const bench::Family& family, const std::vector<Candidate>& 
     for (const bool overlap : {false, true}) {
       const gpu::Timing t =
           gpu::graph_time(count, 7, [&](cudaStream_t s) { launch(c, choice, params, overlap, s); });
-      std::printf("%s,%lld,%lld,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f\n", family.name,
+      std::printf("%s,%lld,%lld,%lld,%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%.5f,%.5f,%.5f\n", family.name,
                   static_cast<long long>(size.sequences), static_cast<long long>(size.heads_v),
-                  size.v_first ? "VK" : "KV", variant.state == kStateF32 ? "f32" : "bf16", c.shape,
-                  shape.lanes_v, shape.columns, shape.channels, shape.teams, shape.warps_k,
-                  attributes.numRegs, overlap, t.best_ms, t.median_ms, floor_ms);
+                  static_cast<long long>(size.tokens), size.v_first ? "VK" : "KV",
+                  variant.state == kStateF32 ? "f32" : "bf16", c.shape, shape.lanes_v,
+                  shape.columns, shape.channels, shape.teams, shape.warps_k, attributes.numRegs,
+                  overlap, t.best_ms, t.median_ms, floor_ms);
     }
   }
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   std::printf(
-      "family,N,HV,layout,state,shape,lanes_v,columns,channels,teams,warps_k,registers,overlap,"
+      "family,N,HV,T,layout,state,shape,lanes_v,columns,channels,teams,warps_k,registers,overlap,"
       "best_ms,median_ms,floor_ms\n");
   const bench::Family& kda = bench::kFamilies[0];
-  const auto kda_v = candidates<number(true, kStateF32, true), 0, 5, 6, 7>();
-  const auto kda_k = candidates<number(false, kStateF32, true), 3, 9, 10, 11, 12, 13, 14>();
-  const auto kda_v16 = candidates<number(true, kStateBf16, true), 1, 5, 6, 7, 8>();
-  const auto kda_k16 = candidates<number(false, kStateBf16, true), 3, 9, 10, 14, 15>();
+  const auto kda_v = candidates<number(true, kStateF32, true), 0, 13, 14, 15>();
+  const auto kda_k = candidates<number(false, kStateF32, true), 3, 17, 18, 19, 20, 21, 22>();
+  const auto kda_v16 = candidates<number(true, kStateBf16, true), 1, 13, 14, 15, 16>();
+  const auto kda_k16 = candidates<number(false, kStateBf16, true), 3, 17, 18, 22, 23>();
+  const bool one_token = count < 2 || std::string(arguments[1]) != "several";
   for (const auto& [n, hv] : {std::pair<int64_t, int64_t>{256, 128}, {16, 64}, {1, 64}}) {
+    if (!one_token) break;
     time_candidates(kda, kda_v, {n, hv});
     time_candidates(kda, kda_k, {n, hv});
     time_candidates(kda, kda_v16, {n, hv});
     time_candidates(kda, kda_k16, {n, hv});
+  }
+  // Several tokens.
+  const auto several = candidates<number(true, kStateF32, true), 5, 24, 25, 26, 27, 28, 29>();
+  const auto several16 = candidates<number(true, kStateBf16, true), 1, 5, 29>();
+  const auto several_k = candidates<number(false, kStateF32, true), 3, 6>();
+  for (const int tokens : {2, 4, 8}) {
+    time_candidates(kda, several, {.sequences = 256, .heads_v = 128, .tokens = tokens});
+    time_candidates(kda, several16, {.sequences = 256, .heads_v = 128, .tokens = tokens});
+    time_candidates(kda, several_k, {.sequences = 256, .heads_v = 128, .tokens = tokens});
   }
   return 0;
 }

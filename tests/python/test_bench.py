@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from linattn.bench import peers, torch_chunked
-from linattn.bench.goals import cpu_goals
-from linattn.bench.measure import Measurement, measure
-from linattn.bench.ours import operator, operator_arguments, torch_inputs
+from linattn.bench.goals import H200_MS, cpu_goals, cuda_goals
+from linattn.bench.measure import Measurement, Options, measure
+from linattn.bench.ours import (
+    HostMemory,
+    TorchMemory,
+    operator,
+    operator_arguments,
+    torch_inputs,
+)
 from linattn.bench.plots import plot
-from linattn.bench.timing import Roof, cpu_roof
+from linattn.bench.timing import Roof, cpu_roof, short_kernel_name
 from linattn.bench.workloads import (
     Workload,
     cpu_workloads,
@@ -24,6 +31,7 @@ from linattn.bench.workloads import (
 from linattn.cli import main
 from linattn.testing import Case, device_of, error, make_inputs, reference
 from linattn.testing.cases import FAMILIES
+from linattn.testing.native import Plan, pack_args, pack_problem
 
 ROOF = Roof(20e9, 100e9, "torch.mm fp32 2048^3", 2)
 
@@ -100,8 +108,67 @@ def test_work_is_counted_as_stated():
     decode = next(w for w in cpu_workloads(("delta",)) if w.kind == "decode")
     state = 64 * 32 * 128 * 128 * 4
     assert 2 * state < decode.bytes < 2.1 * state
-    for workload in cuda_workloads():
-        assert workload.case.dtype == "bf16"
+
+
+def test_cuda_work_is_counted_as_stated():
+    work = {w.name: w for w in cuda_workloads()}
+    assert len(work) == len(list(cuda_workloads())), "two workloads have one name"
+    assert all(w.case.dtype == "bf16" for w in work.values())
+    assert set(H200_MS) <= set(work)
+    # docs/kernels/decode.md: q, k, v, o, beta and one slot index besides the states
+    assert work["kda decode fp32 VK N=256 HV=128"].bytes == pytest.approx(4337042944, rel=1e-3)
+    state = 256 * 128 * 128 * 128 * 4
+    for tokens in (2, 4, 8):
+        last = work[f"kda {tokens} tokens fp32 VK N=256 HV=128, last state"]
+        every = work[f"kda {tokens} tokens fp32 VK N=256 HV=128, every state"]
+        assert 2 * state < last.bytes < 2.2 * state
+        assert every.bytes - last.bytes == pytest.approx((tokens - 1) * state, rel=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cuda_workloads_compute_the_same_by_plan_operator_and_torch(family):
+    """The rows of a CUDA run in miniature, on the CPU: planned call, operator and plain torch."""
+    for workload in cuda_workloads((family,)):
+        case = workload.case
+        heads = min(case.heads, 2)
+        own = {"tokens": min(case.tokens, 70), "batch": min(case.batch, 3), "heads": heads}
+        own |= {"heads_v": heads * (case.value_heads // case.heads), "dim_k": 16, "dim_v": 16}
+        workload = replace(workload, case=replace(case, **own))
+        case = workload.case
+        plan = Plan(pack_problem(case, device_of("cpu"), "cpu"), device_of("cpu"))
+        host = HostMemory(workload, plan.workspace_bytes)
+        memory = TorchMemory(workload, plan.workspace_bytes, "cpu")
+        for name, expected in host.tensors().items():
+            assert torch.equal(memory.inputs[name], expected), name
+        if case.direction == "backward":
+            continue
+        arguments = operator_arguments(case, host.tensors())
+        call = peers.PEERS["torch"]
+        o, _ = operator(case)(**arguments, output_final_state=True)
+        plan.run(pack_args(memory.addresses, memory.workspace))
+        assert error(memory.blocks["o"].float().numpy(), o.float().numpy()) < 1e-6
+        try:
+            plain = call(case, host.tensors())()
+        except peers.Unavailable:
+            continue
+        plain = plain if case.form == "recurrent" else plain[0]
+        assert error(plain.float().reshape(o.shape).numpy(), o.float().numpy()) < 6e-3
+
+
+def test_cuda_goals():
+    done = [Measurement(w, "cuda_portable", 1e-3, 20e-6) for w in cuda_workloads(("kda",))]
+    goals = {goal.what: goal for goal in cuda_goals(done, "NVIDIA H200")}
+    assert goals["chunk T=8192 H=96"].met and goals["chunk T=8192 H=96"].reach == "<= 2.6 ms"
+    assert not goals["decode bf16 VK N=256 HV=128"].met
+    assert not goals["host, a call through torch"].met
+    assert len(goals) == 2 + sum(name.startswith("kda ") for name in H200_MS)
+    assert len(list(cuda_goals(done, "another card"))) == 2
+
+
+def test_kernel_names_are_short():
+    signature = "void linattn::cuda::chunk_scan_portable<true, 128>(linattn::cuda::ChunkParams)"
+    assert short_kernel_name(signature) == "chunk_scan_portable"
+    assert short_kernel_name("Memset (Device)") == "Memset"
 
 
 def test_goals_follow_from_the_times():
@@ -130,7 +197,7 @@ def test_goals_follow_from_the_times():
 
 def test_peers_that_cannot_run_say_why():
     workload = small(next(cpu_workloads(("kda",))))
-    result = measure(workload, device_of("cpu"), tuple(peers.PEERS), seconds=0.0)
+    result = measure(workload, device_of("cpu"), Options(tuple(peers.PEERS), seconds=0.0))
     assert set(result.peers_s) == {"torch"}
     assert set(result.absent) == set(peers.PEERS) - {"torch"}
     assert all(result.absent.values())
@@ -140,7 +207,7 @@ def test_peers_that_cannot_run_say_why():
 def test_a_forced_implementation_that_refuses_is_reported():
     case = Case("kda", tokens=8, dim_k=16, dim_v=16)
     with pytest.raises(ValueError, match="none_such"):
-        measure(Workload("x", "chunk", case), device_of("cpu"), (), 0.0, "none_such")
+        measure(Workload("x", "chunk", case), device_of("cpu"), Options(implementation="none_such"))
 
 
 def test_roof_is_measured():

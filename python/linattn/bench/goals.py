@@ -1,4 +1,4 @@
-"""Ratios that the project holds itself to on a CPU, from the measurements of one run."""
+"""What the project holds itself to: ratios of one run on a CPU, times on one kind of GPU."""
 
 from __future__ import annotations
 
@@ -80,3 +80,38 @@ def _against_chunk(
 def _over_torch(family: str, what: str, m: Measurement) -> Iterator[Goal]:
     if "torch" in m.peers_s:
         yield _at_least(family, f"{what}, over plain torch", m.speedup("torch"), "x", 5)
+
+
+# Work on an H200 -> milliseconds to reach, the best of others there.
+H200_MS = {
+    "kda chunk T=8192 H=96": 2.6,
+    "gdn chunk T=32768 H=16 HV=64": 3.3,
+    "gdn chunk T=8192 H=16 HV=64": 0.81,
+    "gdn chunk T=8192 H=2 HV=8": 0.25,
+    "gla chunk T=8192 H=32": 0.74,
+    "lightning chunk T=8192 H=64": 0.72,
+    "kda decode fp32 VK N=256 HV=128": 1.04,
+    "gdn decode fp32 VK N=256 HV=128": 1.03,
+    "kda decode fp32 VK N=64 HV=64": 0.133,
+    "gdn decode fp32 VK N=64 HV=64": 0.132,
+    "kda decode fp32 VK N=16 HV=64": 0.035,
+    "gdn decode fp32 VK N=16 HV=64": 0.035,
+    "kda decode fp32 VK N=1 HV=64": 0.0042,
+    "gdn decode fp32 VK N=1 HV=64": 0.0042,
+    "kda decode bf16 VK N=256 HV=128": 0.525,
+    "gdn decode bf16 VK N=256 HV=128": 0.525,
+}
+# A call through C is to cost 4 us (bench/cuda/decode_call.cpp); ctypes adds one.
+HOST_US = {"planned, by ctypes": 5.0, "through torch": 15.0}
+
+
+def cuda_goals(measurements: Iterable[Measurement], machine: str) -> Iterator[Goal]:
+    for m in measurements:
+        family, what = m.workload.name.split(" ", 1)
+        if m.refused:
+            continue
+        if m.workload.kind == "call":
+            for (how, reach), cost in zip(HOST_US.items(), (m.kernel_s, m.call_s), strict=True):
+                yield _at_most(family, f"host, a call {how}", 1e6 * cost, "us", reach)
+        elif "H200" in machine and m.workload.name in H200_MS:
+            yield _at_most(family, what, 1e3 * m.kernel_s, "ms", H200_MS[m.workload.name])

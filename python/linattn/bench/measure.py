@@ -10,9 +10,20 @@ from typing import Any
 from .. import _abi
 from .._errors import DispatchError
 from .._library import Device
-from .ours import Launch, bench_inputs, operator, operator_arguments, torch_inputs
+from ..testing.native import Plan, pack_problem
+from .ours import Launch, memory_of, operator, operator_arguments
 from .peers import Unavailable, prepare
-from .timing import CLOCKS, Clock, Roof, cpu_rounds, event_time, graph_time, short_calls
+from .timing import (
+    CLOCKS,
+    Clock,
+    Roof,
+    cpu_rounds,
+    event_time,
+    graph_time,
+    host_time,
+    kernel_times,
+    short_calls,
+)
 from .workloads import Workload
 
 Call = Callable[[], object]
@@ -25,6 +36,7 @@ class Measurement:
     kernel_s: float = float("nan")
     call_s: float = float("nan")
     workspace_bytes: int = 0
+    kernels_s: dict[str, float] = field(default_factory=dict)  # CUDA, where asked: by kernel name
     peers_s: dict[str, float] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not timed
     refused: str = ""  # why ours was not timed
@@ -62,30 +74,47 @@ def _operator_call(workload: Workload, tensors: dict[str, Any]) -> Call:
     return partial(call, **arguments)
 
 
-def measure(
-    workload: Workload,
-    device: Device,
-    against: Sequence[str],
-    seconds: float,
-    implementation: str | None = None,
-    clock: str = "wall",
-) -> Measurement:
+@dataclass(frozen=True)
+class Options:
+    """What is asked about every workload."""
+
+    against: Sequence[str] = ()
+    seconds: float = 2.0  # of rounds, on a CPU
+    implementation: str | None = None
+    clock: str = "wall"
+    kernels: bool = False  # on a CUDA device, also the time of each kernel
+
+
+def measure(workload: Workload, device: Device, options: Options) -> Measurement:
     result = Measurement(workload)
-    inputs = bench_inputs(workload.case)
     try:
-        launch = Launch(workload.case, inputs, device, implementation)
+        plan = Plan(pack_problem(workload.case, device, options.implementation), device)
     except DispatchError as refusal:
         result.refused = str(refusal)
         return result
-    result.implementation = launch.plan.implementation
-    result.workspace_bytes = launch.plan.workspace_bytes
+    result.implementation = plan.implementation
+    result.workspace_bytes = plan.workspace_bytes
+    if device.type == _abi.DEVICE_CPU:
+        _measure(result, plan, device, options)
+        return result
+    import torch
+
+    with torch.cuda.device(device.index):
+        _measure(result, plan, device, options)
+        torch.cuda.synchronize()
+    return result
+
+
+def _measure(result: Measurement, plan: Plan, device: Device, options: Options) -> None:
+    workload = result.workload
+    memory = memory_of(workload, plan.workspace_bytes, device)
+    launch = Launch(plan, memory, device)
     calls: dict[str, Call] = {"kernel": launch}
     if has_torch():
-        name = "cpu" if device.type == _abi.DEVICE_CPU else f"cuda:{device.index}"
-        tensors = torch_inputs(workload.case, inputs, name)
+        tensors = memory.tensors()
         if workload.case.direction == "forward":
             calls["call"] = _operator_call(workload, tensors)
-        for peer in against:
+        for peer in options.against:
             # A decode peer changes its state in place: each gets its own.
             own = {n: x.clone() if n == "initial_state" else x for n, x in tensors.items()}
             try:
@@ -93,18 +122,22 @@ def measure(
             except Unavailable as reason:
                 result.absent[peer] = str(reason)
     else:
-        result.absent = dict.fromkeys(against, "torch is not installed")
+        result.absent = dict.fromkeys(options.against, "torch is not installed")
     for call in calls.values():  # the first call plans and touches the memory
         call()
+    if workload.kind == "call" and device.type != _abi.DEVICE_CPU:
+        import torch
+
+        calls["kernel"] = launch.crossing(torch.cuda.current_stream().cuda_stream)
     if device.type == _abi.DEVICE_CPU:
-        times = _cpu_times(workload, calls, seconds, CLOCKS[clock])
+        times = _cpu_times(workload, calls, options.seconds, CLOCKS[options.clock])
     else:
-        short = workload.kind == "call"
-        times = {n: _cuda_time(n, call, short, result.by_events) for n, call in calls.items()}
+        times = {name: _cuda_time(name, call, result) for name, call in calls.items()}
+        if options.kernels and workload.kind != "call":
+            result.kernels_s = kernel_times(launch)
     result.kernel_s = times.pop("kernel")
     result.call_s = times.pop("call", float("nan"))
     result.peers_s = times
-    return result
 
 
 def _cpu_times(
@@ -116,20 +149,20 @@ def _cpu_times(
     return dict(zip(calls, best, strict=True))
 
 
-def _cuda_time(name: str, call: Call, short: bool, by_events: list[str]) -> float:
-    """Kernel time by graph replay. What cannot be captured is timed by events and says so."""
+def _cuda_time(name: str, call: Call, result: Measurement) -> float:
+    """Kernel time by graph replay; of our operator the eager call between two events.
+
+    A row of kind "call" is about the host alone: what it spends before the next call can begin.
+    """
     import torch
 
-    if short:
-
-        def synchronised() -> None:
-            call()
-            torch.cuda.synchronize()
-
-        return short_calls(synchronised, count=200)
+    if result.workload.kind == "call":
+        return host_time(call)
+    if name == "call":
+        return event_time(call)
     try:
         return graph_time(call)
-    except RuntimeError:
+    except RuntimeError:  # cannot be captured: timed by events, and said so
         torch.cuda.synchronize()
-        by_events.append(name)
+        result.by_events.append(name)
         return event_time(call)

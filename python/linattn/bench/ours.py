@@ -4,51 +4,127 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from .. import _abi
 from .._library import Device
-from ..testing.cases import Case, tensor_specs
+from ..testing.cases import Case, Spec, tensor_specs
 from ..testing.dtypes import encode
 from ..testing.inputs import make_inputs
-from ..testing.native import Block, Plan, make_block, pack_args, pack_problem
+from ..testing.native import Block, HostBlock, Plan, pack_args
+from .workloads import Workload
 
 Inputs = dict[str, np.ndarray]
+Tensors = dict[str, Any]
+
+# Of a large case so much is drawn; the rest repeats it.
+DRAWN = {"batch": 4, "tokens": 4096, "heads": 8}
 
 
-def bench_inputs(case: Case) -> Inputs:
-    """Inputs of a large case: a part of its heads and batch is drawn, then repeated."""
-    part = replace(case, batch=min(case.batch, 4), heads=min(case.heads, 8), heads_v=0, pool=None)
-    drawn = make_inputs(part)
-    made: Inputs = {}
+def drawn_inputs(workload: Workload) -> Inputs:
+    """A part of a case's inputs, to be repeated; index tensors are whole."""
+    case = workload.case
+    least = {name: min(getattr(case, name), most) for name, most in DRAWN.items()}
+    drawn = make_inputs(replace(case, **least, heads_v=0, pool=None, initial_state=True))
+    parts: Inputs = {}
     for name, spec in tensor_specs(case).items():
         if name == "state_indices":
-            made[name] = np.random.default_rng(0).permutation(case.num_slots)[: case.batch]
+            slots = np.arange(case.num_slots)
+            if workload.shuffled:
+                slots = np.random.default_rng(0).permutation(slots)
+            parts[name] = slots[: np.prod(spec.shape)].reshape(spec.shape)
         elif name in drawn:
-            full, small = spec.shape, drawn[name].shape
-            repeats = [-(-a // max(1, b)) for a, b in zip(full, small, strict=True)]
-            made[name] = np.tile(drawn[name], repeats)[tuple(slice(n) for n in full)]
-    return made
+            parts[name] = drawn[name]
+        elif not spec.output:
+            raise NotImplementedError(f"no inputs are drawn for {name}")
+    return parts
+
+
+def _repeats(part: Any, shape: tuple[int, ...]) -> tuple[list[int], tuple[slice, ...]]:
+    counts = [-(-a // max(1, b)) for a, b in zip(shape, part.shape, strict=True)]
+    return counts, tuple(slice(n) for n in shape)
+
+
+class Memory(Protocol):
+    """Where the tensors of a call lie."""
+
+    addresses: dict[str, int]
+    workspace: int
+
+    def tensors(self) -> Tensors:
+        """The inputs for torch operators."""
+        ...
+
+
+class HostMemory:
+    """numpy arrays: torch is not needed."""
+
+    def __init__(self, workload: Workload, workspace_bytes: int) -> None:
+        self.case = workload.case
+        self.inputs: Inputs = {}
+        blocks: dict[str, Block] = {}
+        parts, specs = drawn_inputs(workload), tensor_specs(self.case)
+        for name, spec in specs.items():
+            values = np.zeros(spec.shape, np.float32)
+            if name in parts:
+                counts, cut = _repeats(parts[name], spec.shape)
+                values = self.inputs[name] = np.tile(parts[name], counts)[cut]
+            bits = np.ascontiguousarray(encode(values, spec.dtype))
+            blocks[name] = HostBlock(bits.reshape(-1).view(np.uint8))
+        blocks["workspace"] = HostBlock(np.zeros(max(1, workspace_bytes), np.uint8))
+        self.blocks = blocks
+        self.addresses = {name: block.address() for name, block in blocks.items()}
+        self.workspace = self.addresses.pop("workspace")
+
+    def tensors(self) -> Tensors:
+        return torch_inputs(self.case, self.inputs, "cpu")
+
+
+class TorchMemory:
+    """torch's allocator on any device: what is drawn is repeated there, so gigabytes cost nothing.
+
+    The planned call and the operators share the inputs.
+    """
+
+    def __init__(self, workload: Workload, workspace_bytes: int, device: str) -> None:
+        import torch
+
+        parts = drawn_inputs(workload)
+        self.inputs, self.blocks = {}, {}
+        for name, spec in tensor_specs(workload.case).items():
+            if name in parts:
+                part = _to_torch(parts[name], spec, device)
+                counts, cut = _repeats(part, spec.shape)
+                self.inputs[name] = part.repeat(counts)[cut].contiguous()
+                self.blocks[name] = self.inputs[name]
+            else:
+                kind = getattr(torch, TORCH_TYPES[spec.dtype])
+                self.blocks[name] = torch.zeros(spec.shape, dtype=kind, device=device)
+        self.blocks["workspace"] = torch.zeros(
+            max(1, workspace_bytes), dtype=torch.uint8, device=device
+        )
+        self.addresses = {name: int(block.data_ptr()) for name, block in self.blocks.items()}
+        self.workspace = self.addresses.pop("workspace")
+
+    def tensors(self) -> Tensors:
+        return self.inputs
+
+
+def memory_of(workload: Workload, workspace_bytes: int, device: Device) -> Memory:
+    if device.type == _abi.DEVICE_CPU:
+        return HostMemory(workload, workspace_bytes)
+    return TorchMemory(workload, workspace_bytes, f"cuda:{device.index}")
 
 
 class Launch:
     """A plan with its memory, ready to run again and again. Nothing is poisoned or compared."""
 
-    def __init__(self, case: Case, inputs: Inputs, device: Device,
-                 implementation: str | None = None) -> None:  # fmt: skip
-        self.plan = Plan(pack_problem(case, device, implementation), device)
-        self.device = device
-        self.blocks: dict[str, Block] = {}
-        for name, spec in tensor_specs(case).items():
-            values = inputs.get(name)
-            bits = np.zeros(spec.shape, np.float32) if values is None else values
-            flat = np.ascontiguousarray(encode(bits, spec.dtype)).reshape(-1)
-            self.blocks[name] = make_block(flat.view(np.uint8), device)
-        self.workspace = make_block(np.zeros(max(1, self.plan.workspace_bytes), np.uint8), device)
-        addresses = {name: block.address() for name, block in self.blocks.items()}
-        self.args = pack_args(addresses, self.workspace.address())
+    def __init__(self, plan: Plan, memory: Memory, device: Device) -> None:
+        self.plan, self.memory, self.device = plan, memory, device
+        self.args = pack_args(memory.addresses, memory.workspace)
 
     def __call__(self) -> None:
         if self.device.type == _abi.DEVICE_CPU:
@@ -57,6 +133,10 @@ class Launch:
         import torch
 
         self.plan.run(self.args, torch.cuda.current_stream(self.device.index).cuda_stream)
+
+    def crossing(self, stream: int) -> Callable[[], object]:
+        """The call into the library alone, for what it costs the host."""
+        return partial(self.plan.library.linattn_run, self.plan.handle, self.args, stream)
 
 
 # family -> (submodule of linattn.ops, chunk operator, recurrent operator)
@@ -71,36 +151,43 @@ OPERATORS = {
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
-def torch_inputs(case: Case, inputs: Inputs, device: str) -> dict[str, Any]:
-    """Floating tensors in the case's types; index tensors as they are."""
+def _to_torch(values: np.ndarray, spec: Spec, device: str) -> Any:
+    """In the case's type; index tensors as they are."""
     import torch
 
+    tensor = torch.from_numpy(np.array(values)).to(device)
+    kind = TORCH_TYPES.get(spec.dtype)
+    return tensor.to(getattr(torch, kind)) if kind else tensor
+
+
+def torch_inputs(case: Case, inputs: Inputs, device: str) -> Tensors:
     specs = tensor_specs(case)
-    made = {}
-    for name, values in inputs.items():
-        tensor = torch.from_numpy(np.array(values)).to(device)
-        kind = TORCH_TYPES.get(specs[name].dtype)
-        made[name] = tensor.to(getattr(torch, kind)) if kind else tensor
-    return made
+    return {name: _to_torch(values, specs[name], device) for name, values in inputs.items()}
 
 
-def operator_arguments(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
+def operator_arguments(case: Case, tensors: Tensors) -> dict[str, Any]:
     """Keywords of the public operator (FLA's names)."""
     arguments = {name: tensors[name] for name in ("q", "k", "v")}
     gate = {"gla": "gk" if case.form == "recurrent" else "g"}.get(case.family, "g")
     if "g" in tensors:
         arguments[gate] = tensors["g"]
-    if "beta" in tensors:
-        arguments["beta"] = tensors["beta"]
     if case.family == "lightning":
         arguments |= {"layer_idx": 1, "num_layers": 10}
     elif "g_gamma" in tensors:
         arguments["g_gamma"] = tensors["g_gamma"]
-    for name in ("initial_state", "state_indices"):
-        if name in tensors:
-            arguments[name] = tensors[name]
-    if case.safe_gate:
-        arguments["safe_gate"] = True
+    others = ("beta", "A_log", "dt_bias", "initial_state", "state_indices")
+    arguments |= {name: tensors[name] for name in others if name in tensors}
+    switches = {
+        "use_gate_in_kernel": case.gate_form != "given",
+        "use_beta_sigmoid_in_kernel": case.beta_form != "value",
+        "allow_neg_eigval": case.beta_form == "sigmoid2",
+        "use_qk_l2norm_in_kernel": case.qk_norm,
+        "state_v_first": case.state_v_first,
+        "safe_gate": case.safe_gate,
+    }
+    arguments |= {name: True for name, on in switches.items() if on}
+    if case.gate_form == "bounded":
+        arguments["lower_bound"] = case.lower_bound
     return arguments
 
 

@@ -40,6 +40,7 @@ def _torch(case: Case, t: Tensors) -> Call:
     _load("torch")
     from . import torch_chunked
 
+    t = _plain(case, t)
     names = ("q", "k", "v", "g", "beta", "g_gamma")
     inputs: Tensors = {name: t[name] for name in names if name in t}
     if case.form == "recurrent":
@@ -54,10 +55,34 @@ def _torch_inplace(case: Case, t: Tensors) -> Call:
     from . import torch_chunked
 
     _need(case.form == "recurrent", "torch_inplace is a decode step alone")
-    return _torch_decode(case, t, torch_chunked.decode_step_inplace)
+    return _torch_decode(case, _plain(case, t), torch_chunked.decode_step_inplace)
+
+
+def _plain(case: Case, t: Tensors) -> Tensors:
+    """Unit q and k, log decays, beta as a value: what is inside our call and outside theirs."""
+    import torch
+
+    t = dict(t)
+    if case.qk_norm:
+        for name in ("q", "k"):
+            x = t[name].float()
+            t[name] = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)).to(t[name].dtype)
+    if case.gate_form != "given":
+        raw = t["g"].float() + t["dt_bias"]
+        rate = t["A_log"].exp().reshape(-1, *(1,) * (raw.dim() - 3))
+        if case.gate_form == "bounded":
+            t["g"] = case.lower_bound * torch.sigmoid(rate * raw)
+        else:
+            t["g"] = -rate * torch.nn.functional.softplus(raw)
+    if case.beta_form != "value":
+        t["beta"] = torch.sigmoid(t["beta"].float()) * (2 if case.beta_form == "sigmoid2" else 1)
+    return t
 
 
 def _torch_decode(case: Case, t: Tensors, step: Callable[..., object]) -> Call:
+    _need(not case.state_v_first, "plain torch here has K-first states")
+    _need(case.tokens == 1, "plain torch here decodes one token")
+    _need(case.state_dtype == "f32", "plain torch here has fp32 states")
     names = ("q", "k", "v", "g", "beta")
     token = {name: t[name][:, 0] for name in names if name in t}
     if "g_gamma" in t:
@@ -89,6 +114,7 @@ def _fla(case: Case, t: Tensors) -> Call:
     _need(t["q"].is_cuda, "fla's kernels need a CUDA device")
     _load("fla")
     call = operator(case, "fla.ops")
+    _need(case.pool is None or case.pool.columns == 0, "fla here writes the last state alone")
     arguments = operator_arguments(case, {n: x for n, x in t.items() if n != "state_indices"})
     arguments.pop("safe_gate", None)
     if case.direction == "backward":
@@ -100,27 +126,19 @@ def _fla(case: Case, t: Tensors) -> Call:
     return _no_grad(lambda: call(**arguments, output_final_state=True))
 
 
-def _raw_gates(case: Case, t: Tensors) -> Tensors:
-    """A_log and dt_bias of the raw forms; the tensors' gates are then read as raw values."""
-    import torch
-
-    heads, dim = case.value_heads, case.dim_k
-    zeros = torch.zeros(heads, dim, device=t["q"].device)
-    return {"A_log": torch.zeros(heads, device=t["q"].device), "dt_bias": zeros}
-
-
 def _flash_kda(case: Case, t: Tensors) -> Call:
     _need((case.family, case.form, case.direction) == ("kda", "chunk", "forward"),
           "flash_kda has the KDA chunk forward alone")  # fmt: skip
     _need(t["q"].is_cuda and case.dtype == "bf16", "flash_kda takes bf16 on a CUDA device")
+    _need(case.gate_form == "bounded", "flash_kda takes raw bounded gates")
     module = _load("flash_kda")
     import torch
 
-    raw, out = _raw_gates(case, t), torch.empty_like(t["v"])
+    out = torch.empty_like(t["v"])
     final = torch.empty(case.batch, case.value_heads, case.dim_v, case.dim_k, device=out.device)
-    g, beta = t["g"].to(torch.bfloat16), t["beta"].to(torch.bfloat16)
-    return lambda: module.fwd(t["q"], t["k"], t["v"], g, beta, case.scale_value, out, raw["A_log"],
-                              raw["dt_bias"], -5.0, final_state=final)  # fmt: skip
+    inputs = [t[name] for name in ("q", "k", "v", "g", "beta")]
+    return lambda: module.fwd(*inputs, case.scale_value, out, t["A_log"], t["dt_bias"],
+                              case.lower_bound, final_state=final)  # fmt: skip
 
 
 def _flash_qla(case: Case, t: Tensors) -> Call:
@@ -141,8 +159,8 @@ def _cula(case: Case, t: Tensors) -> Call:
     module = _load("cula.kda")
     if case.form == "recurrent":
         raise Unavailable("cula's decode takes raw gates from a fused row; not the same inputs")
-    names = ("q", "k", "v", "g", "beta")
-    arguments: Tensors = {name: t[name] for name in names}
+    plain = _plain(case, t)
+    arguments: Tensors = {name: plain[name] for name in ("q", "k", "v", "g", "beta")}
     arguments |= {"output_final_state": True, "safe_gate": True, "lower_bound": -5.0}
     return _no_grad(lambda: module.kda_prefill_hopper(**arguments))
 

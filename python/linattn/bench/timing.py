@@ -47,36 +47,78 @@ def short_calls(
     return best
 
 
-def graph_time(call: Call, replays: int = 20) -> float:
-    """Seconds of the kernels of one call on a CUDA device, without what the host does."""
+def graph_time(call: Call, replays: int = 11, enough: float = 2e-3, most: int = 50) -> float:
+    """Median seconds of the kernels of one call on a CUDA device, without what the host does.
+
+    So many calls stand in one captured graph that its own launch does not count. They follow each
+    other as the steps of a decode loop do: what fits the L2 stays there.
+    """
     import torch
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
+        call()
+        one = event_time(call, repeats=3)
     torch.cuda.synchronize()
+    count = max(1, min(most, int(enough / one)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return event_time(graph.replay, replays)
+        for _ in range(count):
+            call()
+    for _ in range(2):
+        graph.replay()
+    return event_time(graph.replay, replays) / count
 
 
-def event_time(call: Call, repeats: int = 20) -> float:
-    """Best seconds between two events around the call; caches are flushed in between."""
+def event_time(call: Call, repeats: int = 21) -> float:
+    """Median seconds between two events around the call on the current stream."""
     import torch
 
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
-    best = float("inf")
+    pairs = []
     for _ in range(repeats):
-        flush.zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
         end.record()
         end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3)
+        pairs.append(begin.elapsed_time(end) / 1e3)
+    return sorted(pairs)[repeats // 2]
+
+
+def host_time(call: Call, count: int = 200, repeats: int = 5) -> float:
+    """Best average of what a call costs the host, which never waits for the device."""
+    import torch
+
+    best = float("inf")
+    for _ in range(repeats):
+        torch.cuda.synchronize()  # an empty queue: a full one would make the host wait
+        best = min(best, short_calls(call, count, repeats=1))
+    torch.cuda.synchronize()
     return best
+
+
+def kernel_times(call: Call, repeats: int = 5) -> dict[str, float]:
+    """Mean seconds of each kernel of a call, by name, from torch's profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = short_kernel_name(event.key)
+            times[name] = times.get(name, 0.0) + event.self_device_time_total / 1e6 / repeats
+    return times
+
+
+def short_kernel_name(signature: str) -> str:
+    """`void a::scan<true, 128>(Params)` is `scan`."""
+    return signature.removeprefix("void ").split("<")[0].split("(")[0].split("::")[-1].strip()
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ from ..testing.dtypes import item_bytes
 # that rates compare: at K = V = 128 131k FLOP a token and head for the delta families, 82k for the
 # additive ones.
 COUNTED_CHUNK = 32
+KINDS = ("chunk", "long", "backward", "decode", "speculative", "call")
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
-    kind: str  # chunk, long, backward, decode, call
+    kind: str  # one of KINDS
     case: Case
+    shuffled: bool = False  # slots of a pool in random order
 
     @property
     def flops(self) -> float:
@@ -28,11 +30,15 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Each input read once, each output written once; a pool read and written."""
-        total = 0
+        """Each input read once, each output written once; of a pool, each sequence's state is read
+        once and written once, or after each token where the indices have a column for each."""
+        total, pool = 0, self.case.pool
         for name, spec in tensor_specs(self.case).items():
             size = int(np.prod(spec.shape, dtype=np.int64)) * item_bytes(spec.dtype)
-            total += 2 * size if name == "initial_state" and self.case.pool else size
+            if name == "initial_state" and pool:
+                written = self.case.tokens if pool.columns else 1
+                size = size // self.case.num_slots * self.case.num_sequences * (1 + written)
+            total += size
         return total
 
     def _token_heads(self) -> int:
@@ -53,11 +59,12 @@ def _chunk(family: str, **changes: object) -> Case:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def _decode(family: str, sequences: int, heads_v: int) -> Case:
-    return Case(
-        family, "recurrent", batch=sequences, tokens=1, heads=heads_v, dim_k=128, dim_v=128,
+def _decode(family: str, sequences: int, heads: int, **changes: object) -> Case:
+    base = Case(
+        family, "recurrent", batch=sequences, tokens=1, heads=heads, dim_k=128, dim_v=128,
         pool=Pool(spare=0),
     )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def _call(family: str) -> Case:
@@ -76,25 +83,94 @@ def cpu_workloads(families: tuple[str, ...] = FAMILIES) -> Iterator[Workload]:
         yield Workload(f"{family} call T=1 H=1", "call", _call(family))
 
 
+# CUDA: bf16 tokens, gates and beta, as served models have them. Published tables and
+# `goals.H200` are over these sizes: (T, H, HV).
+CUDA_CHUNK = {
+    "kda": ((8192, 96, 96), (8192, 64, 64), (2048, 12, 12)),
+    "gdn": ((32768, 16, 64), (8192, 16, 64), (8192, 2, 8)),
+    "delta": ((8192, 64, 64),),
+    "gla": ((8192, 32, 32),),
+    "simple_gla": ((8192, 64, 64),),
+    "lightning": ((8192, 64, 64),),
+}
+CUDA_BACKWARD = {
+    "kda": ((8192, 96, 96), (8192, 64, 64)),
+    "gdn": ((32768, 16, 32), (8192, 16, 32)),
+    "delta": ((8192, 64, 64),),
+    "gla": ((8192, 32, 32),),
+    "simple_gla": ((8192, 64, 64),),
+    "lightning": ((8192, 64, 64),),
+}
+CUDA_DECODE = ((256, 128), (64, 64), (16, 64), (1, 64))  # N, HV
+STATE_NAMES = {"f32": "fp32", "bf16": "bf16"}
+
+
+def _raw(case: Case) -> Case:
+    """What a model's layer hands over: KDA's and GDN's gates and beta as logits, norms inside."""
+    case = replace(case, dtype="bf16", gate_dtype="bf16", beta_dtype="bf16")
+    case = replace(case, qk_norm=case.is_delta)
+    if case.family in ("kda", "gdn"):
+        return replace(case, gate_form="softplus", beta_form="sigmoid")
+    return case
+
+
+def _cuda_chunk(family: str, size: tuple[int, int, int], **changes: object) -> Case:
+    tokens, heads, heads_v = size
+    own = {"dtype": "bf16", "tokens": tokens, "heads": heads, "heads_v": heads_v}
+    case = _chunk(family, **own, beta_dtype="bf16", **changes)
+    if family == "kda":  # as FlashKDA's interface has it
+        return replace(_raw(case), gate_form="bounded", safe_gate=True)
+    if family == "gla":
+        return replace(case, gate_dtype="bf16")
+    return case
+
+
+def _sizes(size: tuple[int, int, int]) -> str:
+    tokens, heads, heads_v = size
+    return f"T={tokens} H={heads}" + (f" HV={heads_v}" if heads_v != heads else "")
+
+
+def _cuda_decode(family: str) -> Iterator[Workload]:
+    group = 4 if family == "gdn" else 1
+    for state in STATE_NAMES:
+        for v_first in (True, False):
+            layout = f"{STATE_NAMES[state]} {'VK' if v_first else 'KV'}"
+            own = {"state_dtype": state, "state_v_first": v_first}
+            for sequences, heads in CUDA_DECODE:
+                case = _raw(_decode(family, sequences, heads // group, heads_v=heads, **own))
+                yield Workload(f"{family} decode {layout} N={sequences} HV={heads}", "decode", case)
+    largest = _raw(_decode(family, 256, 128 // group, heads_v=128, state_v_first=True))
+    yield Workload(f"{family} decode fp32 VK N=256 HV=128 shuffled", "decode", largest, True)
+    if family == "kda":
+        for dim in (64, 256):
+            for v_first in (True, False):
+                case = replace(largest, batch=128, heads=64, heads_v=64, dim_k=dim, dim_v=dim,
+                               state_v_first=v_first)  # fmt: skip
+                layout = "VK" if v_first else "KV"
+                yield Workload(f"kda decode fp32 {layout} N=128 HV=64 K=V={dim}", "decode", case)
+    if family in ("kda", "gdn"):
+        for tokens in (2, 4, 8):
+            name = f"{family} {tokens} tokens fp32 VK N=256 HV=128"
+            case = replace(largest, tokens=tokens)
+            yield Workload(f"{name}, last state", "speculative", case)
+            case = replace(case, pool=Pool(spare=0, columns=tokens))
+            yield Workload(f"{name}, every state", "speculative", case)
+
+
 def cuda_workloads(families: tuple[str, ...] = FAMILIES) -> Iterator[Workload]:
     for family in families:
-        for tokens, heads in ((8192, 96), (8192, 64), (32768, 8)):
-            case = _chunk(family, dtype="bf16", tokens=tokens, heads=heads, beta_dtype="bf16")
-            if family in ("kda", "gla"):
-                case = replace(case, gate_dtype="bf16", safe_gate=True, gates="mild")
-            yield Workload(f"{family} chunk bf16 T={tokens} H={heads}", "chunk", case)
-        backward = _chunk(family, dtype="bf16", tokens=8192, heads=64, direction="backward",
-                          dht=False)  # fmt: skip
-        yield Workload(f"{family} backward bf16 T=8192 H=64", "backward", backward)
-        decode = replace(_decode(family, 256, 128), dtype="bf16")
-        yield Workload(f"{family} decode bf16 N=256 HV=128", "decode", decode)
-        yield Workload(f"{family} call T=1 H=1", "call", replace(_call(family), dtype="bf16"))
+        for size in CUDA_CHUNK[family]:
+            yield Workload(f"{family} chunk {_sizes(size)}", "chunk", _cuda_chunk(family, size))
+        for size in CUDA_BACKWARD[family]:
+            case = _cuda_chunk(family, size, direction="backward", dht=False)
+            yield Workload(f"{family} backward {_sizes(size)}", "backward", case)
+        yield from _cuda_decode(family)
+        call = _raw(_decode(family, 1, 64, state_v_first=True))
+        yield Workload(f"{family} call N=1 HV=64", "call", call)
 
 
 def small(workload: Workload) -> Workload:
     """The same work in miniature, to try the command itself."""
     case = workload.case
-    tokens = min(case.tokens, 256)
-    batch = min(case.batch, 2)
-    return replace(workload, name=f"{workload.name} (small)",
-                   case=replace(case, tokens=tokens, batch=batch))  # fmt: skip
+    case = replace(case, tokens=min(case.tokens, 256), batch=min(case.batch, 2))
+    return replace(workload, name=f"{workload.name} (small)", case=case)

@@ -1,7 +1,8 @@
 """Times every operator, ours and others, on the same inputs in one run.
 
-On a CPU the best wall time of many rounds, all contenders in turns; on a CUDA device the kernels'
-time by graph replay. The floor of a row is the larger of its bytes at the copy bandwidth and its
+On a CPU the best wall time of many rounds, all contenders in turns; on a CUDA device medians: the
+kernels' time by graph replay, the operator's call between two events. Rows named "call" are what a
+call costs the host. The floor of a row is the larger of its bytes at the copy bandwidth and its
 FLOPs at the matrix product rate that this run measured. FLOPs are counted as a chunked form of 32
 rows does them, whatever chunk runs.
 """
@@ -20,19 +21,17 @@ from pathlib import Path
 
 from .. import _abi
 from .._library import library
-from ..bench.goals import cpu_goals
-from ..bench.measure import Measurement, measure
+from ..bench.goals import cpu_goals, cuda_goals
+from ..bench.measure import Measurement, Options, measure
 from ..bench.peers import PEERS
 from ..bench.plots import plot
 from ..bench.timing import CLOCKS, Roof, cpu_roof, cuda_roof
-from ..bench.workloads import Workload, cpu_workloads, cuda_workloads, small
+from ..bench.workloads import KINDS, Workload, cpu_workloads, cuda_workloads, small
 from ..testing import device_of
 from ..testing.cases import FAMILIES
 from .info import cpu_model, target
 from .problem_options import family
 from .tables import progress, show_table
-
-KINDS = ("chunk", "long", "backward", "decode", "call")
 
 
 def peers(text: str) -> tuple[str, ...]:
@@ -57,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clock", choices=tuple(CLOCKS), default="wall",
         help="cpu counts the CPU seconds of all threads: usable on a busy machine, blind to how "
         "well threads share the work (default: wall)")  # fmt: skip
+    add("--kernels", action="store_true",
+        help="on a CUDA device, also each kernel's own time, by torch's profiler")  # fmt: skip
     add("--small", action="store_true", help="tiny sizes, to try the command; no goals")
     add("--csv", type=Path, metavar="FILE", help="write every time to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw roofline and bars to FILE (matplotlib)")
@@ -76,9 +77,10 @@ def run(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     clock = CLOCKS[options.clock]
     roof = cpu_roof(options.seconds, clock) if on_cpu else cuda_roof(device.index)
-    asked = (options.against, options.seconds, options.implementation, options.clock)
+    asked = Options(options.against, options.seconds, options.implementation, options.clock,
+                    options.kernels)  # fmt: skip
     done = [
-        measure(workload, device, *asked)
+        measure(workload, device, asked)
         for workload in progress(workloads, len(workloads), "linattn bench")
     ]
     if on_cpu:  # the best of both ends of the run: what the machine can do, not when it was busy
@@ -149,12 +151,24 @@ def _show(done: Sequence[Measurement], roof: Roof, options: argparse.Namespace) 
     columns += [f"x over {peer}" for peer in options.against]
     rows = [row_of(m, roof, options.against) for m in done]
     show_table("Times", columns, rows, columns[2:])
+    _kernels(done)
     _notes(done)
-    if device_of(options.device).type != _abi.DEVICE_CPU or options.small:
+    if options.small:
         return
-    goals = [(g.family, g.what, g.value_text, g.reach, "yes" if g.met else "no")
-             for g in cpu_goals(done, roof, options.clock == "wall")]  # fmt: skip
-    show_table("Goals", ("family", "what", "measured", "reach", "met"), goals, ("measured",))
+    on_cpu = device_of(options.device).type == _abi.DEVICE_CPU
+    goals = (cpu_goals(done, roof, options.clock == "wall") if on_cpu
+             else cuda_goals(done, machine(options.device)))  # fmt: skip
+    rows = [(g.family, g.what, g.value_text, g.reach, "yes" if g.met else "no") for g in goals]
+    if rows:
+        show_table("Goals", ("family", "what", "measured", "reach", "met"), rows, ("measured",))
+
+
+def _kernels(done: Sequence[Measurement]) -> None:
+    rows = [(m.workload.name, name, _milliseconds(seconds), f"{100 * seconds / m.kernel_s:.0f} %")
+            for m in done for name, seconds in m.kernels_s.items()]  # fmt: skip
+    if rows:
+        columns = ("work", "kernel", "ms", "of the call")
+        show_table("Kernels, by the profiler", columns, rows, columns[2:])
 
 
 def _notes(done: Sequence[Measurement]) -> None:
@@ -201,6 +215,7 @@ def csv_rows(measured: Sequence[Measurement], roof: Roof, where: str) -> list[di
     rows: list[dict[str, object]] = []
     for m in measured:
         times = {"linattn kernel": m.kernel_s, "linattn call": m.call_s, **m.peers_s}
+        times |= {f"linattn {name}": seconds for name, seconds in m.kernels_s.items()}
         for who, seconds in times.items():
             if math.isnan(seconds):
                 continue
