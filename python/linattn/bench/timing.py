@@ -18,18 +18,28 @@ Call = Callable[[], object]
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
+# The threads of an OpenMP runtime, torch's among them, spin for some 15 ms after their last task
+# before they sleep: time enough to take a core from whatever is timed next.
+IDLE_SECONDS = 0.03
+
 
 def cpu_rounds(
     calls: Sequence[Call], seconds: float, least: int = 3, clock: Clock = time.perf_counter
 ) -> list[float]:
-    """Best time of each call in seconds, all of them in turns so that noise hits all alike."""
+    """Best time of each call in seconds, all of them in turns so that noise hits all alike.
+
+    Threads of the call before get time to fall asleep, or they would take a core from this one.
+    A turn is two calls, since the first one wakes threads and caches up.
+    """
     best = [float("inf")] * len(calls)
     start, rounds = time.perf_counter(), 0
     while rounds < least or time.perf_counter() - start < seconds:
         for i, call in enumerate(calls):
-            begin = clock()
-            call()
-            best[i] = min(best[i], clock() - begin)
+            time.sleep(IDLE_SECONDS)
+            for _ in range(2):
+                begin = clock()
+                call()
+                best[i] = min(best[i], clock() - begin)
         rounds += 1
     return best
 
