@@ -206,7 +206,11 @@ class Forward {
       store_state(state_place(p_.intermediate_states, args_.intermediate_states, c.range.batch,
                               first_row(c) + token / p_.state_every, c.head, column, columns),
                   p_.dim_k, s, l_.shape.ld_v, scratch.state);
-    step_over(p_, args_, l_.shape, place(c, chunk), record, scratch, s, column, columns);
+    // Where slices share the chain, others may load what comes next.
+    const bool own_next = columns == p_.dim_v && chunk + 1 < chunks(c);
+    const ChunkPlace next = place(c, own_next ? chunk + 1 : chunk);
+    step_over(p_, args_, l_.shape, place(c, chunk), record, scratch, s, column, columns,
+              own_next ? &next : nullptr);
   }
 
   void run_dead(const Chain& c) const {

@@ -24,25 +24,35 @@ void make_record(const Problem& p, const linattn_args& args, const ChunkShape& s
 
 void step_over(const Problem& p, const linattn_args& args, const ChunkShape& shape,
                const ChunkPlace& place, const Record& record, const StepScratch& scratch, float* s,
-               int64_t column, int64_t columns) {
+               int64_t column, int64_t columns, const ChunkPlace* next) {
   load_token_rows(p.v, args.v, place, place.head, column, columns, scratch.r, shape.ld_v);
-  kernels().chunk_step({.tokens = place.count,
-                        .dim_k = p.dim_k,
-                        .columns = columns,
-                        .ka = record.kq,
-                        .qa = record.kq + shape.ld_k,
-                        .ld_k = 2 * shape.ld_k,
-                        .kr = record.kr,
-                        .ld_c = shape.ld_c,
-                        .a = p.update == Update::delta ? record.ap : nullptr,
-                        .p = record.ap + shape.ld_c,
-                        .ld_a = 2 * shape.ld_c,
-                        .beta = record.beta,
-                        .gamma = record.gamma,
-                        .s = s,
-                        .r = scratch.r,
-                        .o = scratch.o,
-                        .ld_v = shape.ld_v});
+  ChunkStep c{.tokens = place.count,
+              .dim_k = p.dim_k,
+              .columns = columns,
+              .ka = record.kq,
+              .qa = record.kq + shape.ld_k,
+              .ld_k = 2 * shape.ld_k,
+              .kr = record.kr,
+              .ld_c = shape.ld_c,
+              .a = p.update == Update::delta ? record.ap : nullptr,
+              .p = record.ap + shape.ld_c,
+              .ld_a = 2 * shape.ld_c,
+              .beta = record.beta,
+              .gamma = record.gamma,
+              .s = s,
+              .r = scratch.r,
+              .o = scratch.o,
+              .ld_v = shape.ld_v};
+  c.ahead[0] = rows_ahead(p.o, args.o, place, place.head, column, columns);
+  if (next != nullptr) {
+    const int64_t head = next->head / p.group();
+    c.ahead[1] = rows_ahead(p.k, args.k, *next, head, 0, p.dim_k);
+    c.ahead[2] = rows_ahead(p.q, args.q, *next, head, 0, p.dim_k);
+    if (p.gate == Gate::channel)
+      c.ahead[3] = rows_ahead(p.g, args.g, *next, next->head, 0, p.dim_k);
+    c.ahead[4] = rows_ahead(p.v, args.v, *next, next->head, column, columns);
+  }
+  kernels().chunk_step(c);
   store_token_rows(scratch.o, shape.ld_v, p.o, args.o, place, place.head, column, columns);
 }
 

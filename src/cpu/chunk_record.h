@@ -45,9 +45,10 @@ struct StepScratch {
 void make_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
                  const ChunkPlace& place, const Record& record, const StepScratch& scratch);
 
-// s: columns [column, column + columns) of the state, row stride ld_v. Writes o.
+// s: columns [column, column + columns) of the state, row stride ld_v. Writes o. `next`: the chunk
+// that this thread will prepare and step over afterwards, or null.
 void step_over(const Problem& p, const linattn_args& args, const ChunkShape& shape,
                const ChunkPlace& place, const Record& record, const StepScratch& scratch, float* s,
-               int64_t column, int64_t columns);
+               int64_t column, int64_t columns, const ChunkPlace* next);
 
 }  // namespace linattn::cpu

@@ -19,6 +19,15 @@ void store_token_rows(const float* rows, int64_t ld, const TokenView& view, void
                        element(view.type), view.t, view.d);
 }
 
+RowsAhead rows_ahead(const TokenView& view, const void* data, const ChunkPlace& place, int64_t head,
+                     int64_t column, int64_t columns) {
+  if (view.d != 1) return {};
+  const int64_t size = size_of(view.type);
+  const int64_t first = view.at(place.batch, place.first, head, column);
+  return {static_cast<const char*>(element_at(data, view.type, first)), view.t * size,
+          columns * size, place.count};
+}
+
 void load_kq(const Problem& p, const linattn_args& args, const ChunkPlace& place, float* out,
              int64_t ld_k, float* inverse_norms) {
   const Kernels& f = kernels();

@@ -41,6 +41,10 @@ void load_token_rows(const TokenView& view, const void* data, const ChunkPlace& 
 void store_token_rows(const float* rows, int64_t ld, const TokenView& view, void* data,
                       const ChunkPlace& place, int64_t head, int64_t column, int64_t columns);
 
+// Those rows before they are loaded; none where their elements do not lie side by side.
+RowsAhead rows_ahead(const TokenView& view, const void* data, const ChunkPlace& place, int64_t head,
+                     int64_t column, int64_t columns);
+
 // k and q of the head's group: out [count, 2, ld_k], k first, q times the scale; both normalised
 // where the problem asks for it. `inverse_norms` takes 2 x count factors (k's, then q's), or null.
 void load_kq(const Problem& p, const linattn_args& args, const ChunkPlace& place, float* out,

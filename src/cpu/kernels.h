@@ -57,6 +57,14 @@ struct Triangular {
   Into into = Into::set;  // products only; set or add
 };
 
+// Rows of memory that will be read or written soon. A kernel asks for them, into the second-level
+// cache, while it computes something else.
+struct RowsAhead {
+  const char* first = nullptr;
+  int64_t stride = 0, bytes = 0, rows = 0;  // stride in bytes
+};
+inline constexpr int kMostAhead = 5;  // outputs, then k, q, gates and v
+
 // A chunk of one value head as the state sees it, all gates applied (docs/kernels/cpu.md):
 //   R_i = beta_i (V_i - Ka_i S - sum_{j<i} A_ij R_j)      (additive update: R = V)
 //   O_i = Qa_i S + sum_{j<=i} P_ij R_j
@@ -76,6 +84,7 @@ struct ChunkStep {
   float* r = nullptr;            // in V, out R
   float* o = nullptr;            // may be null: the chunk's outputs are not wanted
   int64_t ld_v = 0;
+  RowsAhead ahead[kMostAhead] = {};
 };
 
 // How that record is made. Rows of k and q, and of A and P, take turns, so that a pair of products
