@@ -12,6 +12,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace linattn {
 namespace {
 
@@ -32,6 +36,16 @@ const int threads_at_load = default_threads();
 std::atomic<int> threads_now{threads_at_load};
 
 thread_local bool inside_task = false;
+
+constexpr int kLooks = 500;  // at the workers' progress before going to sleep, 20 us or so
+
+void pause_core() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
 
 class Pool {
  public:
@@ -64,6 +78,8 @@ class Pool {
     }
     wake_.notify_all();
     drain(0);
+    // The others are mostly about to be done, and to be woken takes as long as a short call.
+    for (int i = 0; i < kLooks && running_.load(std::memory_order_relaxed) != 0; ++i) pause_core();
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return running_ == 0; });
     return true;
@@ -98,7 +114,7 @@ class Pool {
   void* context_ = nullptr;
   int64_t count_ = 0;
   int threads_ = 0;
-  int running_ = 0;
+  std::atomic<int> running_{0};  // changes under the mutex
   uint64_t epoch_ = 0;
   bool stop_ = false;
   std::atomic<int64_t> next_{0};
