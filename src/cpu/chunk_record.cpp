@@ -5,7 +5,7 @@ namespace linattn::cpu {
 void make_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
                  const ChunkPlace& place, const Record& record, const StepScratch& scratch) {
   const bool delta = p.update == Update::delta;
-  load_kq(p, args, place, record.kq, shape.ld_k, nullptr);
+  load_kq(p, args, place, record.kq, shape.ld_k, scratch.inverse_norms);
   if (delta) load_beta(p, args, place, record.beta);
   if (p.gate != Gate::none) load_gates(p, args, place, scratch.g, shape.ld_k, scratch.bias);
   const ChunkRecord c{.tokens = place.count,
@@ -17,6 +17,8 @@ void make_record(const Problem& p, const linattn_args& args, const ChunkShape& s
                       .kr = record.kr,
                       .ap = record.ap,
                       .ld_c = shape.ld_c,
+                      .unit = record.unit,
+                      .inverse_norms = p.qk_norm ? scratch.inverse_norms : nullptr,
                       .gamma = record.gamma,
                       .work = scratch.work};
   p.gate == Gate::channel ? kernels().channel_record(c) : kernels().head_record(c);
@@ -37,6 +39,7 @@ void step_over(const Problem& p, const linattn_args& args, const ChunkShape& sha
               .a = p.update == Update::delta ? record.ap : nullptr,
               .p = record.ap + shape.ld_c,
               .ld_a = 2 * shape.ld_c,
+              .unit = record.unit,
               .beta = record.beta,
               .gamma = record.gamma,
               .s = s,

@@ -17,25 +17,28 @@ constexpr int64_t chunk_tokens(Gate gate) {
 
 struct Record {
   float *kq, *kr, *ap, *beta, *gamma;
+  double* unit;
 
   void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
     kq = ledger->take<float>(shape.chunk * 2 * shape.ld_k);
     kr = ledger->take<float>(p.dim_k * shape.ld_c);
     ap = ledger->take<float>(shape.chunk * 2 * shape.ld_c);
+    unit = ledger->take<double>(p.update == Update::delta ? shape.chunk : 0);
     beta = ledger->take<float>(padded(shape.chunk));
     gamma = ledger->take<float>(shape.ld_k);
   }
 };
 
 struct StepScratch {
-  float *g, *work, *bias;  // making a record
-  float *r, *o, *state;    // stepping over it
+  float *g, *work, *bias, *inverse_norms;  // making a record
+  float *r, *o, *state;                    // stepping over it
 
   void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
     g = ledger->take<float>(p.gate == Gate::channel ? shape.chunk * shape.ld_k
                                                     : padded(shape.chunk));
     work = ledger->take<float>(record_work(shape.ld_k));
     bias = ledger->take<float>(shape.ld_k);
+    inverse_norms = ledger->take<float>(p.qk_norm ? 2 * shape.chunk : 0);
     r = ledger->take<float>(shape.chunk * shape.ld_v);
     o = ledger->take<float>(shape.chunk * shape.ld_v);
     state = ledger->take<float>(state_work(p.dim_k));

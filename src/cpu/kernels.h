@@ -70,6 +70,7 @@ inline constexpr int kMostAhead = 5;  // outputs, then k, q, gates and v
 //   O_i = Qa_i S + sum_{j<=i} P_ij R_j
 //   S  <- gamma (.) S + Kr R
 // with A_ij = <k_i, k_j> under the decay from j to i (beta stands outside), P_ij likewise from q.
+// A is kept divided by `unit` of its row (below).
 struct ChunkStep {
   int64_t tokens = 0, dim_k = 0, columns = 0;  // columns of V handled by this call
   const float *ka = nullptr, *qa = nullptr;    // [tokens, dim_k], row stride ld_k
@@ -78,6 +79,7 @@ struct ChunkStep {
   int64_t ld_c = 0;
   const float *a = nullptr, *p = nullptr;  // [tokens, tokens], row stride ld_a; a null: additive
   int64_t ld_a = 0;
+  const double* unit = nullptr;  // [tokens], delta only
   const float* beta = nullptr;   // [tokens], delta only
   const float* gamma = nullptr;  // [dim_k]
   float* s = nullptr;            // [dim_k, columns], row stride ld_v
@@ -98,10 +100,16 @@ struct ChunkRecord {
   float* kr = nullptr;  // out [dim_k, ld_c]
   float* ap = nullptr;  // out [tokens, 2, ld_c], right at and below the diagonal (A: below)
   int64_t ld_c = 0;
-  float* gamma = nullptr;  // out [padded(dim_k)]
-  float* work = nullptr;   // record_work(ld_k) floats
+  // Delta only, [tokens]. A's row i stands divided by <k_i, k_i> but for a power of two, so that a
+  // key that repeats meets itself with the number 1; `unit` is by what. A product rounded to fp32
+  // would bring the same error with every repetition. Keys under the in-kernel norm count with the
+  // length that they would have without rounding.
+  double* unit = nullptr;
+  const float* inverse_norms = nullptr;  // [tokens] of the keys, or null
+  float* gamma = nullptr;                // out [padded(dim_k)]
+  float* work = nullptr;                 // record_work(ld_k) floats
 };
-constexpr int64_t record_work(int64_t ld_k) { return 67 * ld_k + 2 * kMaxChunk; }
+constexpr int64_t record_work(int64_t ld_k) { return 67 * ld_k + 6 * kMaxChunk; }
 
 // One token of one value head, state in the caller's memory, for `columns` channels of V:
 //   S <- decay (.) S;  u = beta (v - S^T k) or v;  S <- S + k u^T;  o = S^T q.
@@ -152,7 +160,8 @@ struct Kernels {
   void (*gate_bounded)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* bias,
                        float factor, float lower_bound);
 
-  // out[i] = 1 / sqrt(sum_j x_ij^2 + 1e-6), and x_ij *= scale[i] * factor (scale may be null).
+  // out[i] = 1 / sqrt(sum_j x_ij^2 + 1e-6), rows with zeros up to whole vectors; and x_ij *=
+  // scale[i] * factor (scale may be null).
   void (*inverse_norms)(const float* x, int64_t ld, int64_t rows, int64_t columns, float* out);
   void (*scale_rows)(float* x, int64_t ld, int64_t rows, int64_t columns, const float* scale,
                      float factor);

@@ -67,16 +67,24 @@ void chunk_step(const ChunkStep& c) {
         Tile<MR, NV> t;
         t.zero();
         multiply_ahead(t, ahead, c.dim_k, c.ka + i * c.ld_k, c.ld_k, s, c.ld_v);
+        // From here in double and rounded once: with two roundings ties are so frequent where a key
+        // repeats at beta 2 that their errors add up.
+        const Tile<MR, NV> read = t;
+        t.zero();
         const float* a = c.a + i * c.ld_a;
         t.multiply(i, a, c.ld_a, 1, r, c.ld_v);
         LINATTN_UNROLL
         for (int p = 0; p < MR; ++p) {
-          const Vec beta = c.beta[i + p];
+          const double beta = c.beta[i + p], factor = beta * c.unit[i + p];
           Vec x[NV];
           LINATTN_UNROLL
           for (int v = 0; v < NV; ++v) {
             float* to = r + (i + p) * c.ld_v + v * kWidth;
-            x[v] = (load(to) - t.x[p][v]) * beta;
+            const WideVec value(load(to)), state(read.x[p][v]);
+            WideVec sum(t.x[p][v]);
+            sum.low = (value.low - state.low) * beta - sum.low * factor;
+            sum.high = (value.high - state.high) * beta - sum.high * factor;
+            x[v] = sum.rounded();
             store(x[v], to);
           }
           LINATTN_UNROLL

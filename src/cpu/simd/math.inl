@@ -92,23 +92,6 @@ void gate_bounded(float* x, int64_t ld, int64_t rows, int64_t columns, const flo
   map_gate(x, ld, rows, columns, bias, [=](Vec y) { return sigmoid_of(y * factor) * lower_bound; });
 }
 
-void inverse_norms(const float* x, int64_t ld, int64_t rows, int64_t columns, float* out) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* row = x + i * ld;
-    Vec sum = 0.0f;
-    int64_t c = 0;
-    for (; c + kWidth <= columns; c += kWidth) {
-      const Vec y = load(row + c);
-      sum = sum + y * y;
-    }
-    if (c < columns) {
-      const Vec y = load_part(row + c, columns - c);
-      sum = sum + y * y;
-    }
-    out[i] = 1.0f / __builtin_sqrtf(stdx::reduce(sum) + 1e-6f);
-  }
-}
-
 void scale_rows(float* x, int64_t ld, int64_t rows, int64_t columns, const float* scale,
                 float factor) {
   for (int64_t i = 0; i < rows; ++i) {

@@ -23,12 +23,36 @@ inline Vec first_lanes(Vec a, Vec b) {
     return first_lanes<N>(a, b, std::make_integer_sequence<int, static_cast<int>(kWidth)>());
 }
 
+// Factors of A's rows and columns, in double; `unit` is written.
+struct KeyScales {
+  double *rows, *columns;
+
+  KeyScales(const ChunkRecord& c)
+      : rows(reinterpret_cast<double*>(c.work)), columns(rows + kMaxChunk) {
+    if (!c.delta) return;
+    for (int64_t i = 0; i < c.tokens; ++i) {
+      const double square = sum_of_squares(c.kq + i * 2 * c.ld_k, c.dim_k);
+      double wanted = square, factor = 1;
+      if (c.inverse_norms != nullptr) {
+        const double inverse = c.inverse_norms[i];
+        wanted = 1 - 1e-6 * inverse * inverse;
+        if (square > 0) factor = __builtin_sqrt(wanted / square);
+      }
+      c.unit[i] = mantissa(wanted);
+      rows[i] = factor / c.unit[i];
+      columns[i] = factor;
+    }
+    for (int64_t i = c.tokens; i < padded(c.tokens); ++i) columns[i] = 1;
+  }
+  static float* rest_of(float* work) { return work + 4 * kMaxChunk; }
+};
+
 // Rows FIRST.. of a diagonal block against all tokens of the block, one vector of tokens at a time
 // (lane j is token j): keys decay as the row moves on, and are left decayed to the last row.
 // Lane j of row i is right for j <= i; beyond it lies a future token that nobody reads.
 template <bool DELTA, int FIRST, int ROWS, int VEC>
-inline void diagonal_rows(const ChunkRecord& c, const float* q, const float* k, const float* d,
-                          float* kr, float* ap) {
+inline void diagonal_rows(const ChunkRecord& c, const PreciseScale& scale, const float* q,
+                          const float* k, const float* d, float* kr, float* ap) {
   constexpr int lane = VEC * static_cast<int>(kWidth);
   constexpr int64_t kTerms = 4;  // of A in fp32 before they go to the sum in double
   PreciseSum sum[ROWS];
@@ -60,7 +84,7 @@ inline void diagonal_rows(const ChunkRecord& c, const float* q, const float* k, 
   LINATTN_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     float* row = ap + (FIRST + i) * 2 * c.ld_c + lane;
-    if constexpr (DELTA) sum[i].write(row);
+    if constexpr (DELTA) sum[i].write(row, scale.rows[FIRST + i], scale.columns + lane);
     store(p[i], row + c.ld_c);
   }
 }
@@ -69,24 +93,24 @@ inline void diagonal_rows(const ChunkRecord& c, const float* q, const float* k, 
 constexpr int kDiagonalRows = kTileRows > 6 ? 8 : 4;
 
 template <bool DELTA, int VEC, int FIRST, int ROWS = kDiagonalRows>
-inline void diagonal_from(const ChunkRecord& c, int rows, const float* q, const float* k,
-                          const float* d, float* kr, float* ap) {
+inline void diagonal_from(const ChunkRecord& c, const PreciseScale& scale, int rows, const float* q,
+                          const float* k, const float* d, float* kr, float* ap) {
   if constexpr (FIRST < kBlock && ROWS > 0) {
     if (rows - FIRST < ROWS)
-      return diagonal_from<DELTA, VEC, FIRST, ROWS - 1>(c, rows, q, k, d, kr, ap);
+      return diagonal_from<DELTA, VEC, FIRST, ROWS - 1>(c, scale, rows, q, k, d, kr, ap);
     // Rows above this vector's first token have nothing to do with it.
     if constexpr (FIRST + ROWS > VEC * static_cast<int>(kWidth))
-      diagonal_rows<DELTA, FIRST, ROWS, VEC>(c, q, k, d, kr, ap);
+      diagonal_rows<DELTA, FIRST, ROWS, VEC>(c, scale, q, k, d, kr, ap);
     if constexpr (ROWS == kDiagonalRows)
-      diagonal_from<DELTA, VEC, FIRST + ROWS>(c, rows, q, k, d, kr, ap);
+      diagonal_from<DELTA, VEC, FIRST + ROWS>(c, scale, rows, q, k, d, kr, ap);
   }
 }
 
 template <bool DELTA>
-inline void diagonal_block(const ChunkRecord& c, int rows, const float* q, const float* k,
-                           const float* d, float* kr, float* ap) {
-  diagonal_from<DELTA, 0, 0>(c, rows, q, k, d, kr, ap);
-  if constexpr (kBlockVecs > 1) diagonal_from<DELTA, 1, 0>(c, rows, q, k, d, kr, ap);
+inline void diagonal_block(const ChunkRecord& c, const PreciseScale& scale, int rows,
+                           const float* q, const float* k, const float* d, float* kr, float* ap) {
+  diagonal_from<DELTA, 0, 0>(c, scale, rows, q, k, d, kr, ap);
+  if constexpr (kBlockVecs > 1) diagonal_from<DELTA, 1, 0>(c, scale, rows, q, k, d, kr, ap);
   static_assert(kBlockVecs <= 2);
 }
 
@@ -98,11 +122,11 @@ inline void keys_to_columns(const ChunkRecord& c, int64_t first, int64_t count, 
 }
 
 // Rows of A and P, n columns of them, from rows of k and q that take turns.
-inline void products(const ChunkRecord& c, int64_t rows, int64_t n, const float* kq, double* wide,
-                     float* ap) {
+inline void products(const ChunkRecord& c, const PreciseScale& scale, int64_t rows, int64_t n,
+                     const float* kq, double* wide, float* ap) {
   if (c.delta) {
     for (int64_t i = 0; i < rows; ++i) widen(kq + i * 2 * c.ld_k, c.dim_k, wide + i * c.ld_k);
-    precise_product(rows, n, c.dim_k, wide, c.ld_k, c.kr, c.ld_c, ap, 2 * c.ld_c);
+    precise_product(rows, n, c.dim_k, wide, c.ld_k, c.kr, c.ld_c, ap, 2 * c.ld_c, scale);
   }
   gemm({.m = rows,
         .n = n,
@@ -117,10 +141,11 @@ inline void products(const ChunkRecord& c, int64_t rows, int64_t n, const float*
 
 void channel_record(const ChunkRecord& c) {
   const int64_t width = padded(c.dim_k);
-  float* block_decay = c.work;           // [K] over the current block
-  float* prefix = block_decay + c.ld_k;  // [K] over the blocks before it
-  float* total = prefix + c.ld_k;        // [K] sum of gates so far
-  float* decayed = total + c.ld_k;       // [2 kBlock, ld_k]: rows from the block's start
+  const KeyScales scales(c);
+  float* block_decay = KeyScales::rest_of(c.work);  // [K] over the current block
+  float* prefix = block_decay + c.ld_k;             // [K] over the blocks before it
+  float* total = prefix + c.ld_k;                   // [K] sum of gates so far
+  float* decayed = total + c.ld_k;                  // [2 kBlock, ld_k]: rows from the block's start
   double* wide = reinterpret_cast<double*>(decayed + 2 * kBlock * c.ld_k);
   for (int64_t x = 0; x < width; x += kWidth) {
     store(Vec(1.0f), prefix + x);
@@ -150,7 +175,7 @@ void channel_record(const ChunkRecord& c) {
     }
     float* ap = c.ap + first * 2 * c.ld_c;
     if (first > 0) {
-      products(c, rows, first, decayed, wide, ap);
+      products(c, {scales.rows + first, scales.columns}, rows, first, decayed, wide, ap);
       for (int64_t x = 0; x < c.dim_k; ++x) {
         const Vec s = block_decay[x];
         float* row = c.kr + x * c.ld_c;
@@ -158,11 +183,12 @@ void channel_record(const ChunkRecord& c) {
       }
     }
     keys_to_columns(c, first, rows, kBlock);
+    const PreciseScale scale{scales.rows + first, scales.columns + first};
+    const int count = static_cast<int>(rows);
     if (c.delta)
-      diagonal_block<true>(c, static_cast<int>(rows), kq + c.ld_k, kq, d, c.kr + first, ap + first);
+      diagonal_block<true>(c, scale, count, kq + c.ld_k, kq, d, c.kr + first, ap + first);
     else
-      diagonal_block<false>(c, static_cast<int>(rows), kq + c.ld_k, kq, d, c.kr + first,
-                            ap + first);
+      diagonal_block<false>(c, scale, count, kq + c.ld_k, kq, d, c.kr + first, ap + first);
     for (int64_t i = 0; i < 2 * rows; ++i)
       for (int64_t x = 0; x < width; x += kWidth)
         store(load(decayed + i * c.ld_k + x) * load(prefix + x), kq + i * c.ld_k + x);
@@ -172,18 +198,21 @@ void channel_record(const ChunkRecord& c) {
 
 void head_record(const ChunkRecord& c) {
   const int64_t width = padded(c.tokens);
-  double* wide = reinterpret_cast<double*>(c.work + 2 * kMaxChunk);
+  const KeyScales scales(c);
+  float* work = KeyScales::rest_of(c.work);
+  double* wide = reinterpret_cast<double*>(work + 2 * kMaxChunk);
   transpose(c.kq, 2 * c.ld_k, c.tokens, c.dim_k, c.kr, c.ld_c);
   for (int64_t first = 0; first < c.tokens; first += kTileRows) {
     const int64_t rows = smaller(c.tokens - first, kTileRows);
-    products(c, rows, first + rows, c.kq + first * 2 * c.ld_k, wide, c.ap + first * 2 * c.ld_c);
+    products(c, {scales.rows + first, scales.columns}, rows, first + rows,
+             c.kq + first * 2 * c.ld_k, wide, c.ap + first * 2 * c.ld_c);
   }
   if (c.g == nullptr) {
     for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = 1.0f;
     return;
   }
   // since[j]: sum of the gates after token j up to the current row.
-  float* since = c.work;
+  float* since = work;
   float* weight = since + kMaxChunk;
   for (int64_t j = 0; j < width; j += kWidth) store(Vec(0.0f), since + j);
   float start = 0.0f;
