@@ -75,15 +75,15 @@ void chunk_step(const ChunkStep& c) {
         t.multiply(i, a, c.ld_a, 1, r, c.ld_v);
         LINATTN_UNROLL
         for (int p = 0; p < MR; ++p) {
-          const double beta = c.beta[i + p], factor = beta * c.unit[i + p];
+          const double beta = c.beta[i + p], factor = -beta * c.unit[i + p];
           Vec x[NV];
           LINATTN_UNROLL
           for (int v = 0; v < NV; ++v) {
             float* to = r + (i + p) * c.ld_v + v * kWidth;
             const WideVec value(load(to)), state(read.x[p][v]);
             WideVec sum(t.x[p][v]);
-            sum.low = (value.low - state.low) * beta - sum.low * factor;
-            sum.high = (value.high - state.high) * beta - sum.high * factor;
+            sum.low = fused(sum.low, factor, (value.low - state.low) * beta);
+            sum.high = fused(sum.high, factor, (value.high - state.high) * beta);
             x[v] = sum.rounded();
             store(x[v], to);
           }

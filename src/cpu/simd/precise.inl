@@ -6,6 +6,22 @@ using DoubleVec = stdx::native_simd<double>;
 constexpr int64_t kDoubleWidth = DoubleVec::size();
 static_assert(2 * kDoubleWidth == kWidth);
 
+// As the one of single precision.
+inline DoubleVec fused(DoubleVec a, DoubleVec b, DoubleVec c) {
+#if defined(__AVX512F__)
+  return DoubleVec(
+      _mm512_fmadd_pd(static_cast<__m512d>(a), static_cast<__m512d>(b), static_cast<__m512d>(c)));
+#elif defined(__FMA__)
+  return DoubleVec(
+      _mm256_fmadd_pd(static_cast<__m256d>(a), static_cast<__m256d>(b), static_cast<__m256d>(c)));
+#elif defined(__aarch64__)
+  return std::bit_cast<DoubleVec>(vfmaq_f64(
+      std::bit_cast<float64x2_t>(c), std::bit_cast<float64x2_t>(a), std::bit_cast<float64x2_t>(b)));
+#else
+  return a * b + c;
+#endif
+}
+
 inline void widen(const float* in, int64_t n, double* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = in[i];
 }
