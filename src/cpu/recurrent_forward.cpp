@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kTokensAtOnce = 16;         // whose inputs are made together
 constexpr int64_t kSliceColumns = 32;         // of scratch state, and the least part of a task
 constexpr int64_t kThreadBytes = 128 * 1024;  // of state traffic, worth waking a thread for
+constexpr int64_t kMostChains = 16;           // of a task
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -24,6 +25,7 @@ struct Layout {
   int64_t tokens = 0, ld_k = 0, ld_v = 0;
   int threads = 0;
   int64_t slices = 0, slice_width = 0;  // parts of a state that are tasks of their own
+  int64_t chains = 0;  // of a task, neighbours in memory: each asks for the lines of the next
   int64_t thread_bytes = 0;
 };
 
@@ -58,6 +60,7 @@ Layout make_layout(const Plan& plan) {
       chains >= 4 * l.threads ? 1 : ceil_div(4 * l.threads, std::max<int64_t>(chains, 1));
   l.slice_width = ceil_div(parts, l.threads == 1 ? 1 : std::min(wanted, parts)) * kSliceColumns;
   l.slices = ceil_div(p.dim_v, l.slice_width);
+  l.chains = std::clamp<int64_t>(chains / (8 * l.threads), 1, kMostChains);
   Ledger ledger;
   Scratch().lay_out(&ledger, p, l);
   l.thread_bytes = ledger.bytes();
@@ -71,21 +74,25 @@ class Recurrent {
 
   void run() {
     zero_unowned_tokens(p_, args_, p_.o, args_.o, p_.heads_v, p_.dim_v);
-    parallel_for(p_.num_sequences * p_.heads_v * l_.slices, l_.threads,
-                 [&](int64_t task, int thread) {
-                   const int64_t column = task % l_.slices * l_.slice_width;
-                   const int64_t chain = task / l_.slices;
-                   Task t{this, chain / p_.heads_v, chain % p_.heads_v, column,
-                          std::min(l_.slice_width, p_.dim_v - column)};
-                   Ledger ledger(static_cast<char*>(args_.workspace) + thread * l_.thread_bytes);
-                   Scratch scratch;
-                   scratch.lay_out(&ledger, p_, l_);
-                   const FlushDenormals flush;
-                   t.run(scratch);
-                 });
+    const int64_t parts = p_.num_sequences * p_.heads_v * l_.slices;
+    parallel_for(ceil_div(parts, l_.chains), l_.threads, [&](int64_t task, int thread) {
+      const int64_t end = std::min(parts, (task + 1) * l_.chains);
+      for (int64_t part = task * l_.chains; part < end; ++part) run_part(part, thread);
+    });
   }
 
  private:
+  void run_part(int64_t part, int thread) const {
+    const int64_t column = part % l_.slices * l_.slice_width, chain = part / l_.slices;
+    Task t{this, chain / p_.heads_v, chain % p_.heads_v, column,
+           std::min(l_.slice_width, p_.dim_v - column)};
+    Ledger ledger(static_cast<char*>(args_.workspace) + thread * l_.thread_bytes);
+    Scratch scratch;
+    scratch.lay_out(&ledger, p_, l_);
+    const FlushDenormals flush;
+    t.run(scratch);
+  }
+
   // A slice of V of one value head of one sequence.
   struct Task {
     const Recurrent* call;

@@ -34,9 +34,15 @@ inline void prefetch(const T* p) {
 }
 
 // K-first: rows of V. Columns go in bands, so that what the first pass reads the second still finds
-// in the first-level cache.
+// in the first-level cache; or near enough in the second one of processors with AVX-512, 1 MB and
+// more, for which longer stretches of memory are worth more.
+#if defined(__AVX512F__)
+constexpr int64_t kBandBytes = 512;
+#else
+constexpr int64_t kBandBytes = 128;
+#endif
 template <class T>
-constexpr int64_t kBandColumns = 128 / sizeof(T);
+constexpr int64_t kBandColumns = kBandBytes / sizeof(T);
 
 template <class T, int ROWS>
 inline void read_rows(const DecodeStep& d, const T* s, int64_t k, int64_t columns, int64_t next,
@@ -49,8 +55,8 @@ inline void read_rows(const DecodeStep& d, const T* s, int64_t k, int64_t column
   LINATTN_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     const char* line = reinterpret_cast<const char*>(s + i * ld + next);
-    __builtin_prefetch(line, 1, 2);
-    __builtin_prefetch(line + 64, 1, 2);
+    LINATTN_UNROLL
+    for (int b = 0; b < kBandBytes; b += 64) __builtin_prefetch(line + b, 1, 2);
   }
   for_lanes(columns, [&]<bool PART>(int64_t j, int64_t n) {
     Vec sum = load(read + j);
