@@ -55,7 +55,8 @@ void step_over(const Problem& p, const linattn_args& args, const ChunkShape& sha
       c.ahead[3] = rows_ahead(p.g, args.g, *next, next->head, 0, p.dim_k);
     c.ahead[4] = rows_ahead(p.v, args.v, *next, next->head, column, columns);
   }
-  kernels().chunk_step(c);
+  c.tiles = scratch.tiles;
+  uses_tiles(p) ? kernels().chunk_step_tiles(c) : kernels().chunk_step(c);
   store_token_rows(scratch.o, shape.ld_v, p.o, args.o, place, place.head, column, columns);
 }
 

@@ -29,9 +29,16 @@ struct Record {
   }
 };
 
+// Whether a step may round to bf16 what is multiplied by the state: a matter of the problem alone.
+inline bool uses_tiles(const Problem& p) {
+  return kernels().chunk_step_tiles != nullptr && p.q.type == Type::bf16 && p.dim_k % 32 == 0 &&
+         p.dim_v % 16 == 0;
+}
+
 struct StepScratch {
   float *g, *work, *bias, *inverse_norms;  // making a record
   float *r, *o, *state;                    // stepping over it
+  char* tiles;
 
   void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
     g = ledger->take<float>(p.gate == Gate::channel ? shape.chunk * shape.ld_k
@@ -42,6 +49,7 @@ struct StepScratch {
     r = ledger->take<float>(shape.chunk * shape.ld_v);
     o = ledger->take<float>(shape.chunk * shape.ld_v);
     state = ledger->take<float>(state_work(p.dim_k));
+    tiles = ledger->take<char>(uses_tiles(p) ? tile_work_bytes(p.dim_k, p.dim_v) : 0);
   }
 };
 

@@ -9,7 +9,7 @@ extern const Implementation chunk_forward;
 extern const Implementation recurrent_forward;
 extern const Implementation backward;
 
-// Instruction set in use: "avx512", "avx2", "neon", "baseline".
+// Instruction set in use: "amx", "avx512", "avx2", "neon", "baseline".
 const char* target_name();
 
 }  // namespace linattn::cpu

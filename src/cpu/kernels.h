@@ -84,10 +84,15 @@ struct ChunkStep {
   const float* gamma = nullptr;  // [dim_k]
   float* s = nullptr;            // [dim_k, columns], row stride ld_v
   float* r = nullptr;            // in V, out R
-  float* o = nullptr;            // may be null: the chunk's outputs are not wanted
+  float* o = nullptr;
   int64_t ld_v = 0;
+  void* tiles = nullptr;  // chunk_step_tiles only: tile_work_bytes(dim_k, columns), 64-byte aligned
   RowsAhead ahead[kMostAhead] = {};
 };
+
+constexpr int64_t tile_work_bytes(int64_t dim_k, int64_t columns) {
+  return 64 * (5 * dim_k) + (2 * dim_k + 2 * 64 + 2 * 128) * columns;
+}
 
 // How that record is made. Rows of k and q, and of A and P, take turns, so that a pair of products
 // with the same right side is one.
@@ -169,13 +174,16 @@ struct Kernels {
   void (*channel_record)(const ChunkRecord&);
   void (*head_record)(const ChunkRecord&);
   void (*chunk_step)(const ChunkStep&);
+  // With the products of the state in bf16, for inputs that are no finer: up to 32 tokens, dim_k a
+  // multiple of 32, columns one of 16. Null where there are no tile registers.
+  void (*chunk_step_tiles)(const ChunkStep&) = nullptr;
   void (*decode_step)(const DecodeStep&);
 
   const struct GradientKernels* gradient;  // gradient_kernels.h
 };
 
-// The table of this machine, and the tables by name ("baseline", "avx2", "avx512", "neon"): null
-// when the library has no such target or the processor cannot run it.
+// The table of this machine, and the tables by name ("baseline", "avx2", "avx512", "amx", "neon"):
+// null when the library has no such target or the processor cannot run it.
 const Kernels& kernels();
 const Kernels* kernels_of(const char* name);
 void select_kernels(const Kernels& table);  // for tests, while nothing runs

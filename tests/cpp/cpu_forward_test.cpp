@@ -273,7 +273,7 @@ void pools(Case c, uint32_t seed) {
 
 int main() {
   const linattn::cpu::Kernels& best = linattn::cpu::kernels();
-  for (const char* name : {"baseline", "avx2", "avx512", "neon"}) {
+  for (const char* name : {"baseline", "avx2", "avx512", "amx", "neon"}) {
     const linattn::cpu::Kernels* table = linattn::cpu::kernels_of(name);
     if (table == nullptr) continue;
     linattn::cpu::select_kernels(*table);

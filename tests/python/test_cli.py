@@ -64,7 +64,7 @@ def test_info_lists_every_implementation(capsys):
     facts = json.loads(text)
     assert status == 0 and facts["implementations"] == implementations_json()
     assert facts["cpu"]["threads"] >= 1
-    assert facts["cpu"]["target"] in ("avx512", "avx2", "neon", "baseline")
+    assert facts["cpu"]["target"] in ("amx", "avx512", "avx2", "neon", "baseline")
 
 
 def test_explain_text_and_json(capsys):

@@ -30,6 +30,7 @@ namespace {
 #include "cpu/simd/precise.inl"
 #include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
+#include "cpu/simd/tile_step.inl"
 #include "cpu/simd/decode.inl"
 #include "cpu/simd/gradient.inl"
 // clang-format on
@@ -70,6 +71,9 @@ const Kernels table = {
     .channel_record = channel_record,
     .head_record = head_record,
     .chunk_step = chunk_step,
+#if defined(__AMX_BF16__)
+    .chunk_step_tiles = chunk_step_tiles,
+#endif
     .decode_step = decode_step,
     .gradient = &gradient_table,
 };

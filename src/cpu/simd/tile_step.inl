@@ -1,0 +1,241 @@
+// chunk_step with the big products on AMX tiles: bf16 operands, fp32 sums.
+//
+// What is rounded: rows of Q and the state as they are read, once, to bf16, which is what outputs
+// of bf16 take anyway. Keys, R and whatever else reaches the state are sums of two bf16 numbers, so
+// the state keeps fp32's accuracy to within 2^-16 of an update, and the error of reading a rounded
+// state is taken back by the delta rule itself (docs/kernels/cpu.md).
+//
+// Tokens of a chunk fill two tiles of 16 rows; what lies past the last token is zeros.
+#if defined(__AMX_BF16__)
+
+constexpr int64_t kTileSide = 16;
+constexpr int64_t kTileTokens = 32;
+
+// Layout of `tiles`, all of it dense tiles or rows of them.
+struct TileWork {
+  uint32_t *key_high, *key_low, *query;  // [kTileTokens, dim_k] of bf16
+  uint32_t *right_high, *right_low;      // Kr: [dim_k, kTileTokens] of bf16
+  uint32_t* state;                       // [columns / 16, dim_k / 2, 16] pairs of rows
+  uint32_t *update_high, *update_low;    // R: [columns / 16, kTileTokens / 2, 16] pairs of rows
+  float *key_read, *query_read;          // Ka S, Qa S: [columns / 16, kTileTokens, 16]
+
+  explicit TileWork(const ChunkStep& c) {
+    char* at = static_cast<char*>(c.tiles);
+    const auto take = [&at]<class T>(T*& place, int64_t count) {
+      place = reinterpret_cast<T*>(at);
+      at += count * static_cast<int64_t>(sizeof(T));
+    };
+    const int64_t keys = kTileTokens * c.dim_k / 2, columns = c.columns;
+    take(key_high, keys), take(key_low, keys), take(query, keys);
+    take(right_high, keys), take(right_low, keys);
+    take(state, c.dim_k / 2 * columns);
+    take(update_high, kTileTokens / 2 * columns), take(update_low, kTileTokens / 2 * columns);
+    take(key_read, kTileTokens * columns), take(query_read, kTileTokens * columns);
+  }
+};
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+inline __m512 raw(Vec x) { return static_cast<__m512>(x); }
+
+// 32 floats as bf16 in order, or (`pairs`) two rows lane by lane, the first in the low halves.
+inline __m512i to_bf16(Vec first, Vec second) {
+  return std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(raw(second), raw(first)));
+}
+inline __m512i pairs(Vec first, Vec second) {
+  alignas(64) static constexpr auto order = [] {
+    struct {
+      uint16_t lane[32];
+    } o{};
+    for (uint16_t i = 0; i < 16; ++i) o.lane[2 * i] = i, o.lane[2 * i + 1] = i + 16;
+    return o;
+  }();
+  return _mm512_permutexvar_epi16(_mm512_load_si512(&order), to_bf16(first, second));
+}
+inline Vec low_halves(__m512i x) { return Vec(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))); }
+inline Vec high_halves(__m512i x) {
+  return Vec(_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536))));
+}
+inline void store_words(__m512i x, uint32_t* to) { _mm512_store_si512(to, x); }
+
+// 32 floats to bf16 and, unless `low` is null, what is left of them.
+inline void split_row(Vec first, Vec second, uint32_t* high, uint32_t* low) {
+  const __m512i h = to_bf16(first, second);
+  store_words(h, high);
+  if (low == nullptr) return;
+  const auto half = [](__m256i x) { return low_halves(_mm512_cvtepu16_epi32(x)); };
+  store_words(to_bf16(first - half(_mm512_castsi512_si256(h)),
+                      second - half(_mm512_extracti64x4_epi64(h, 1))),
+              low);
+}
+
+inline void keys_to_tiles(const ChunkStep& c, const TileWork& w) {
+  const int64_t words = c.dim_k / 2;
+  const auto rows = [&](const float* from, uint32_t* high, uint32_t* low) {
+    for (int64_t i = 0; i < kTileTokens; ++i)
+      for (int64_t x = 0; x < c.dim_k; x += 32) {
+        const bool owned = i < c.tokens;
+        const float* row = from + i * c.ld_k + x;
+        split_row(owned ? load(row) : Vec(0.0f), owned ? load(row + kWidth) : Vec(0.0f),
+                  high + i * words + x / 2, low == nullptr ? nullptr : low + i * words + x / 2);
+      }
+  };
+  if (c.a != nullptr) rows(c.ka, w.key_high, w.key_low);
+  rows(c.qa, w.query, nullptr);
+  for (int64_t x = 0; x < c.dim_k; ++x) {
+    const float* row = c.kr + x * c.ld_c;
+    split_row(load(row), c.tokens > kWidth ? load(row + kWidth) : Vec(0.0f),
+              w.right_high + x * kTileTokens / 2, w.right_low + x * kTileTokens / 2);
+  }
+}
+
+// The state for the chunk's reads, and its decay over the chunk.
+inline void state_to_tiles(const ChunkStep& c, const TileWork& w, AheadCursor& ahead) {
+  for (int64_t x = 0; x < c.dim_k; x += 2) {
+    ahead.next();
+    float *first = c.s + x * c.ld_v, *second = first + c.ld_v;
+    const Vec decay = c.gamma[x], next_decay = c.gamma[x + 1];
+    for (int64_t j = 0; j < c.columns; j += kTileSide) {
+      const Vec a = load(first + j), b = load(second + j);
+      store_words(pairs(a, b), w.state + j * c.dim_k / 2 + x / 2 * kTileSide);
+      store(a * decay, first + j);
+      store(b * next_decay, second + j);
+    }
+  }
+}
+
+// key_read = Ka S, query_read = Qa S for one tile of columns.
+template <bool DELTA>
+inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j) {
+  const int64_t row = c.dim_k * 2, half = kTileSide * c.dim_k / 2;
+  _tile_zero(2);
+  _tile_zero(3);
+  if constexpr (DELTA) {
+    _tile_zero(0);
+    _tile_zero(1);
+  }
+  for (int64_t x = 0; x < c.dim_k / 2; x += kTileSide) {
+    _tile_loadd(7, w.state + j * c.dim_k / 2 + x * kTileSide, 64);
+    if constexpr (DELTA) {
+      _tile_loadd(4, w.key_high + x, row);
+      _tile_dpbf16ps(0, 4, 7);
+      _tile_loadd(5, w.key_high + half + x, row);
+      _tile_dpbf16ps(1, 5, 7);
+    }
+    _tile_loadd(6, w.query + x, row);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(6, w.query + half + x, row);
+    _tile_dpbf16ps(3, 6, 7);
+    if constexpr (DELTA) {
+      _tile_loadd(4, w.key_low + x, row);
+      _tile_dpbf16ps(0, 4, 7);
+      _tile_loadd(5, w.key_low + half + x, row);
+      _tile_dpbf16ps(1, 5, 7);
+    }
+  }
+  float* to = w.query_read + j * kTileTokens;
+  _tile_stored(2, to, 64);
+  _tile_stored(3, to + kTileSide * kTileSide, 64);
+  if constexpr (DELTA) {
+    to = w.key_read + j * kTileTokens;
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + kTileSide * kTileSide, 64);
+  }
+}
+
+inline void update_to_tiles(const ChunkStep& c, const TileWork& w, int64_t j) {
+  for (int64_t i = 0; i < kTileTokens; i += 2) {
+    const float* row = c.r + i * c.ld_v + j;
+    const Vec a = i < c.tokens ? load(row) : Vec(0.0f);
+    const Vec b = i + 1 < c.tokens ? load(row + c.ld_v) : Vec(0.0f);
+    const __m512i high = pairs(a, b);
+    const int64_t at = j * kTileTokens / 2 + i / 2 * kTileSide;
+    store_words(high, w.update_high + at);
+    store_words(pairs(a - low_halves(high), b - high_halves(high)), w.update_low + at);
+  }
+}
+
+// S += Kr R for 32 channels of K and one or two tiles of columns.
+template <bool TWO>
+inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64_t j) {
+  const int64_t row = c.ld_v * 4, next = kTileSide * kTileTokens / 2;
+  float *top = c.s + x * c.ld_v + j, *bottom = top + kTileSide * c.ld_v;
+  const uint32_t *high = w.right_high + x * kTileTokens / 2,
+                 *low = w.right_low + x * kTileTokens / 2;
+  const uint32_t *r_high = w.update_high + j * kTileTokens / 2,
+                 *r_low = w.update_low + j * kTileTokens / 2;
+  _tile_loadd(0, top, row);
+  _tile_loadd(2, bottom, row);
+  if constexpr (TWO) {
+    _tile_loadd(1, top + kTileSide, row);
+    _tile_loadd(3, bottom + kTileSide, row);
+  }
+  const auto multiply = [](const uint32_t* a, const uint32_t* b, int64_t next_b) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(5, a + kTileSide * kTileTokens / 2, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (TWO) {
+      _tile_loadd(7, b + next_b, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  };
+  multiply(low, r_high, next);
+  multiply(high, r_low, next);
+  multiply(high, r_high, next);
+  _tile_stored(0, top, row);
+  _tile_stored(2, bottom, row);
+  if constexpr (TWO) {
+    _tile_stored(1, top + kTileSide, row);
+    _tile_stored(3, bottom + kTileSide, row);
+  }
+}
+
+void chunk_step_tiles(const ChunkStep& c) {
+  const TileWork w(c);
+  AheadCursor ahead(c.ahead, c.dim_k / 2);
+  keys_to_tiles(c, w);
+  state_to_tiles(c, w, ahead);
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  for (int64_t j = 0; j < c.columns; j += kTileSide)
+    c.a != nullptr ? read_state<true>(c, w, j) : read_state<false>(c, w, j);
+  for_panels(c.columns, [&]<int NV>(int64_t j) {
+    float* r = c.r + j;
+    const auto from = [&](const float* tiles, int64_t row, int v) {
+      return load(tiles + (j + v * kTileSide) * kTileTokens + row * kTileSide);
+    };
+    if (c.a != nullptr)
+      for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
+        Tile<MR, NV> read;
+        LINATTN_UNROLL
+        for (int p = 0; p < MR; ++p) LINATTN_UNROLL
+        for (int v = 0; v < NV; ++v) read.x[p][v] = from(w.key_read, i + p, v);
+        solve_rows(c, i, read, r);
+      });
+    for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
+      Tile<MR, NV> t;
+      t.zero();
+      add_earlier(c, i, r, t);
+      LINATTN_UNROLL
+      for (int p = 0; p < MR; ++p) LINATTN_UNROLL
+      for (int v = 0; v < NV; ++v) t.x[p][v] = t.x[p][v] + from(w.query_read, i + p, v);
+      t.write(c.o + i * c.ld_v + j, c.ld_v);
+    });
+    for (int v = 0; v < NV; ++v) update_to_tiles(c, w, j + v * kTileSide);
+  });
+  for (int64_t x = 0; x < c.dim_k; x += 2 * kTileSide) {
+    int64_t j = 0;
+    for (; j + kTileSide < c.columns; j += 2 * kTileSide) update_state<true>(c, w, x, j);
+    if (j < c.columns) update_state<false>(c, w, x, j);
+  }
+  _tile_release();
+}
+
+#endif

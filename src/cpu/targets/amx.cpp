@@ -1,0 +1,3 @@
+#define LINATTN_TARGET amx
+#define LINATTN_TARGET_NAME "amx"
+#include "cpu/simd/all.inl"
