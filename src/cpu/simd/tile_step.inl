@@ -96,7 +96,7 @@ inline void keys_to_tiles(const ChunkStep& c, const TileWork& w) {
 // The state for the chunk's reads, and its decay over the chunk.
 inline void state_to_tiles(const ChunkStep& c, const TileWork& w, AheadCursor& ahead) {
   for (int64_t x = 0; x < c.dim_k; x += 2) {
-    ahead.next();
+    if (x % 8 == 0) ahead.next();
     float *first = c.s + x * c.ld_v, *second = first + c.ld_v;
     const Vec decay = c.gamma[x], next_decay = c.gamma[x + 1];
     for (int64_t j = 0; j < c.columns; j += kTileSide) {
@@ -110,7 +110,7 @@ inline void state_to_tiles(const ChunkStep& c, const TileWork& w, AheadCursor& a
 
 // key_read = Ka S, query_read = Qa S for one tile of columns.
 template <bool DELTA>
-inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j) {
+inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCursor& ahead) {
   const int64_t row = c.dim_k * 2, half = kTileSide * c.dim_k / 2;
   _tile_zero(2);
   _tile_zero(3);
@@ -119,6 +119,7 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j) {
     _tile_zero(1);
   }
   for (int64_t x = 0; x < c.dim_k / 2; x += kTileSide) {
+    ahead.next();
     _tile_loadd(7, w.state + j * c.dim_k / 2 + x * kTileSide, 64);
     if constexpr (DELTA) {
       _tile_loadd(4, w.key_high + x, row);
@@ -199,13 +200,15 @@ inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64
 
 void chunk_step_tiles(const ChunkStep& c) {
   const TileWork w(c);
-  AheadCursor ahead(c.ahead, c.dim_k / 2);
+  const int64_t row_tiles = (c.tokens + kTileRows - 1) / kTileRows * (c.a != nullptr ? 2 : 1);
+  AheadCursor ahead(c.ahead, c.dim_k / 8 + c.columns / 16 * (c.dim_k / 32) +
+                                 c.columns / 32 * row_tiles + c.dim_k / 32 * (c.columns / 32));
   keys_to_tiles(c, w);
   state_to_tiles(c, w, ahead);
   const TileConfig config;
   _tile_loadconfig(&config);
   for (int64_t j = 0; j < c.columns; j += kTileSide)
-    c.a != nullptr ? read_state<true>(c, w, j) : read_state<false>(c, w, j);
+    c.a != nullptr ? read_state<true>(c, w, j, ahead) : read_state<false>(c, w, j, ahead);
   for_panels(c.columns, [&]<int NV>(int64_t j) {
     float* r = c.r + j;
     const auto from = [&](const float* tiles, int64_t row, int v) {
@@ -217,11 +220,13 @@ void chunk_step_tiles(const ChunkStep& c) {
         LINATTN_UNROLL
         for (int p = 0; p < MR; ++p) LINATTN_UNROLL
         for (int v = 0; v < NV; ++v) read.x[p][v] = from(w.key_read, i + p, v);
+        ahead.next();
         solve_rows(c, i, read, r);
       });
     for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
       Tile<MR, NV> t;
       t.zero();
+      ahead.next();
       add_earlier(c, i, r, t);
       LINATTN_UNROLL
       for (int p = 0; p < MR; ++p) LINATTN_UNROLL
@@ -232,7 +237,10 @@ void chunk_step_tiles(const ChunkStep& c) {
   });
   for (int64_t x = 0; x < c.dim_k; x += 2 * kTileSide) {
     int64_t j = 0;
-    for (; j + kTileSide < c.columns; j += 2 * kTileSide) update_state<true>(c, w, x, j);
+    for (; j + kTileSide < c.columns; j += 2 * kTileSide) {
+      ahead.next();
+      update_state<true>(c, w, x, j);
+    }
     if (j < c.columns) update_state<false>(c, w, x, j);
   }
   _tile_release();
