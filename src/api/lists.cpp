@@ -14,7 +14,7 @@ namespace {
 
 const std::vector<const Implementation*> kChunkForward = {
 #ifdef LINATTN_WITH_CUDA
-    &cuda::chunk_forward, &cuda::chunk_forward_by_token,
+    &cuda::chunk_forward_sm90, &cuda::chunk_forward, &cuda::chunk_forward_by_token,
 #endif
     &cpu::chunk_forward, &reference::chunk_forward};
 const std::vector<const Implementation*> kRecurrentForward = {

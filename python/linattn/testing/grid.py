@@ -167,7 +167,35 @@ def _pools(base: Base) -> Iterator[Case]:
     yield base.case("speculative", lengths=(3, 0, 1, 4), pool=Pool(columns=4))
 
 
-THEMES = (_lengths, _packed, _gates, _keys, _forms, _shapes, _states, _pools)
+def _square(base: Base) -> Iterator[Case]:
+    """K = V = 128, which kernels are tuned for: lengths, forms and states meet here once more."""
+    if base.recurrent or base.direction == "backward":
+        return
+    square = {"dim_k": 128, "dim_v": 128, "heads": 1}
+    delta = base.default.is_delta
+    yield base.case("square", **square, heads_v=4, lengths=(5, 0, 64, 1, 0, 130, 17), tail=3,
+                    state_v_first=True, intermediate=True)  # fmt: skip
+    yield base.case("square", **square, heads_v=3, batch=2, tokens=97, layout="heads_first",
+                    qk_norm=delta, intermediate=True, state_every=64)  # fmt: skip
+    # One head and a long sequence: pieces where multiprocessors would idle.
+    yield base.case("square", **square, tokens=700, intermediate=True)
+    yield base.case("square", **square, lengths=(640, 1, 300), batch_invariant=True)
+    if base.quick:
+        return
+    yield base.case("square", **square, batch=3, tokens=70, pool=Pool(dead=("negative",)))
+    yield base.case("square", **square, heads_v=2, tokens=260, layout="fused", scale=1.0)
+    if base.default.gate_kind != "none":
+        yield base.case("square", **square, gates="minus_inf", tokens=300)
+        yield base.case("square", **square, gates="zero", tokens=600)
+    if base.default.gate_kind in ("head", "channel"):
+        yield base.case("square", **square, gates="sparse_inf", tokens=600, heads_v=2)
+    if delta:
+        for keys, betas in (("near", "two"), ("repeated", "two"), ("near", "one")):
+            yield base.case("square", **square, gates="zero", keys=keys, betas=betas, tokens=700)
+        yield base.case("square", **square, betas="random2", tokens=600)
+
+
+THEMES = (_lengths, _packed, _gates, _keys, _forms, _shapes, _states, _pools, _square)
 WALKS = (("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward"))
 
 

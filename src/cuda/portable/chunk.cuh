@@ -40,7 +40,8 @@ __device__ __forceinline__ void pack_split(float x0, float x1, uint32_t& high, u
   low = pack<kBf16>(x0 - y0, x1 - y1);
 }
 
-__device__ __forceinline__ int64_t first_chunk(const ChunkParams& p, int64_t n) {
+template <class Params>
+__device__ __forceinline__ int64_t first_chunk(const Params& p, int64_t n) {
   return p.chunk_begin == nullptr ? n * p.chunks_a_sequence : p.chunk_begin[n];
 }
 

@@ -20,6 +20,13 @@ __device__ __forceinline__ float shuffle(float x, int source_lane) {
 // written, in ordinary registers. (ptxas sees through an empty asm; not through an exchange.)
 __device__ __forceinline__ int opaque(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
+// threadIdx.x, from the special register every time.
+__device__ __forceinline__ uint32_t thread_of_cta() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ __forceinline__ float opaque(float x) {
   asm volatile("" : "+f"(x));
   return x;

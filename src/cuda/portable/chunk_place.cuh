@@ -1,0 +1,41 @@
+// Which tokens the chunk in a slot of the workspace has. Slots are numbered sequence by sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/portable/chunk.cuh"
+
+namespace linattn::cuda::chunk {
+
+struct Place {
+  int64_t n, hv, h, batch, begin;  // first token on the T axis
+  int rows;                        // tokens of the chunk; 0: no such chunk
+};
+
+// Params has problem, args, chunk_begin, chunks_a_sequence and group, as ChunkParams.
+template <class Params>
+__device__ __forceinline__ Place find_place(const Params& p, int64_t slot, int64_t hv) {
+  const int64_t sequences = p.problem.num_sequences;
+  int64_t n = 0;
+  if (p.chunk_begin == nullptr) {
+    n = slot / p.chunks_a_sequence;
+  } else {
+    // Last n with chunk_begin[n] <= slot.
+    int64_t high = sequences;
+    while (high - n > 1) {
+      const int64_t middle = (n + high) / 2;
+      if (p.chunk_begin[middle] <= slot)
+        n = middle;
+      else
+        high = middle;
+    }
+    if (slot >= p.chunk_begin[sequences]) return {0, hv, 0, 0, 0, 0};
+  }
+  const TokenRange range = bounded_range(p.problem, p.args, n);
+  const int64_t begin = range.begin + (slot - first_chunk(p, n)) * kChunk;
+  const int64_t rows = range.end - begin;
+  return {n,           hv,    divide(static_cast<uint32_t>(hv), p.group),
+          range.batch, begin, static_cast<int>(rows < 0 ? 0 : rows > kChunk ? kChunk : rows)};
+}
+
+}  // namespace linattn::cuda::chunk

@@ -1,0 +1,15 @@
+// Kernel addresses by table row, so that only the .cu files see the kernels.
+#pragma once
+
+namespace linattn::cuda::sm90 {
+
+struct Kernel {
+  const void* address;
+  int threads, shared_bytes;
+};
+
+// Rows: type of q, update.
+Kernel prepare_kernel_of(bool bf16, bool delta, int warps);  // threads, bytes for `warps` warps
+Kernel scan_kernel_of(bool bf16, bool delta);
+
+}  // namespace linattn::cuda::sm90

@@ -1,0 +1,31 @@
+// What the Hopper chunk kernels for gates that are one number a token are given.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/portable/chunk.params.h"
+#include "cuda/sm90/scan.shared.h"
+
+namespace linattn::cuda::sm90 {
+
+struct ScanParams {
+  Problem problem;
+  linattn_args args;
+  Record* records;            // [chunk slots, HV]
+  int64_t* chunk_begin;       // [N+1], chunks before each sequence; null: all sequences alike
+  int64_t chunks_a_sequence;  // without cu_seqlens
+  float scale;
+  FastDivisor heads_v, group;  // HV, HV / H
+  FastDivisor slabs;           // of V, one CTA each
+  FastDivisor pieces;          // of a sequence at most, one CTA each
+  int piece;                   // chunks of a piece
+  bool vectors;                // rows of q, k, v, o start at multiples of 16 bytes
+  // Boxes of a chunk's tokens by 64 channels of one head; without `vectors` not filled in.
+  CUtensorMap q_map, k_map, v_map;
+};
+
+static_assert(sizeof(ScanParams) <= 4096, "kernels have 4 KB of parameters");
+
+}  // namespace linattn::cuda::sm90

@@ -1,0 +1,106 @@
+// Tiles, records and shared memory of the Hopper chunk kernels for gates that are one number a
+// token.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/portable/chunk.params.h"
+#include "cuda/tile/tile.h"
+#include "recurrence/sequences.h"
+
+namespace linattn::cuda::sm90 {
+
+inline constexpr int kDim = 128;        // K
+inline constexpr int kSlab = 64;        // value columns of a state warpgroup
+inline constexpr int kWarpgroup = 128;  // threads
+
+using RowsTile = tile::Tile<2 * kChunk, kDim, 2>;  // k above q: [token, channel]
+using ValuesTile = tile::Tile<kChunk, kSlab, 2>;   // v, then o: [token, column]
+using SquareTile = tile::Tile<kChunk, kChunk, 4>;  // T, P: [row, column], see square_column
+
+// Column j of T and P lies at column square_column(j): the accumulators' pairs of neighbouring
+// columns are then an A operand of fp32 numbers as they are.
+LINATTN_HOST_DEVICE constexpr int square_column(int j) {
+  return (j & ~7) | (j & 1) << 2 | (j & 7) >> 1;
+}
+
+// Where the tensor cores cut bits of the mantissa off, this makes up for it on average: 0 to 2^-10
+// of a mantissa in [1, 2) goes.
+inline constexpr float kCut = 1.0f + 0.3466f / 1024.0f;
+
+// What preparation hands to the scan, one chunk of one value head, in the scan's memory image.
+struct alignas(128) Record {
+  float t[kChunk * kChunk];  // (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
+  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise
+  // Per-token factors, applied to accumulators.
+  float read_k[kChunk];   // kCut |k|^-1 exp(G): what reads the state for K~
+  float read_q[kChunk];   // scale |q|^-1 exp(G)
+  float write_k[kChunk];  // |k|^-1 exp(G_C - G)
+  float decay;            // exp(G_C)
+  // Of the spectral norm of the map from the state before the chunk to the one behind it:
+  // exp(G_C) prod max(1, |1 - beta |k|^2|).
+  float bound;
+};
+
+// A state that less than this is left of counts as zero: what a piece of a sequence does not see of
+// what lies far before it.
+inline constexpr float kForgotten = 0x1p-30f;
+
+// Scratch of a preparation warp.
+struct alignas(128) Tokens {
+  float square[kChunk * kChunk];          // A, the inverses of its diagonal blocks, T, P
+  float g_whole[kChunk], g_part[kChunk];  // cumulated log2 decays: whole part and the rest
+  float beta[kChunk];
+  float norm_k[kChunk];  // |k|^2, then 1 / |k|
+  float of_a[kChunk];    // beta / |k|: of a row of A
+  float of_p[kChunk];    // |q|^2, then scale / |q|
+  float growth;          // of the state, at most: the updates' part of Record::bound
+};
+
+// Value heads of one q/k head that share its tile, a warp each.
+inline constexpr int kMostWarps = 4;
+LINATTN_HOST_DEVICE constexpr int prepare_bytes(int warps) {
+  return tile::kAlignment + RowsTile::kTileBytes + warps * static_cast<int>(sizeof(Tokens));
+}
+
+// What a CTA of the scan works on. In shared memory, because registers are short.
+struct Chain {
+  int64_t n, hv, h;
+  TokenRange range;
+  int64_t first_chunk;  // slot of the chain's first record
+  int64_t slot;         // initial state
+  int64_t row;          // first row of intermediate states
+  // The piece: its own chunks are own.. end - 1; those from `begin` bring its state up to date.
+  int begin, own, end;
+  int v0;      // first value column of the CTA
+  bool loads;  // starts from an initial state
+  bool last;   // no piece behind it
+  LINATTN_HOST_DEVICE int rows(int chunk) const {
+    const int64_t left = range.length() - static_cast<int64_t>(chunk) * kChunk;
+    return left < kChunk ? static_cast<int>(left) : kChunk;
+  }
+};
+
+// Scan: a warpgroup whose first warp loads, and one that carries the state of 64 value columns. Two
+// CTAs an SM hide each other's waits; both slabs of V in one CTA measured no faster.
+struct Layout {
+  static constexpr int kCtas = 2, kStages = 3;
+  static constexpr int kThreads = 2 * kWarpgroup;
+  static constexpr int kLoadRegisters = 40, kStateRegisters = 216;  // of a thread; 128 on average
+
+  static constexpr int kKeys = 0, kV = RowsTile::kTileBytes;
+  static constexpr int kRecord = kV + ValuesTile::kTileBytes;
+  static constexpr int kStageBytes =
+      kRecord + (static_cast<int>(sizeof(Record)) + tile::kAlignment - 1) / tile::kAlignment *
+                    tile::kAlignment;
+
+  static constexpr int kChainAt = kStages * kStageBytes;
+  static constexpr int kBarriersAt = kChainAt + (static_cast<int>(sizeof(Chain)) + 15) / 16 * 16;
+  static constexpr int kBarriers = 2 * kStages + 1;  // full, empty a stage; landed
+  static constexpr int kBytes = kBarriersAt + kBarriers * 8;
+  // The start of dynamic shared memory is aligned by hand.
+  static constexpr int kSharedBytes = kBytes + tile::kAlignment;
+  static_assert(kCtas * (kSharedBytes + 1024) <= 228 * 1024, "an SM has 228 KB");
+};
+
+}  // namespace linattn::cuda::sm90

@@ -1,0 +1,130 @@
+// What the Hopper chunk kernels take, refuse and plan, asked of a card that need not be there.
+#include <initializer_list>
+#include <iterator>
+#include <string>
+
+#include "check.h"
+#include "cuda/cuda.h"
+
+namespace {
+
+using linattn::cuda::chunk_forward_sm90;
+
+constexpr int64_t kTokens = 8192, kHeads = 2, kHeadsV = 8;
+
+linattn_tensor tensor(int32_t type, std::initializer_list<int64_t> size) {
+  linattn_tensor t{};
+  t.type = type;
+  t.rank = static_cast<int32_t>(size.size());
+  t.device_type = LINATTN_DEVICE_CUDA;
+  int64_t stride = 1;
+  size_t axis = size.size();
+  for (auto it = std::rbegin(size); it != std::rend(size); ++it) {
+    t.size[--axis] = *it;
+    t.stride[axis] = stride;
+    stride *= *it;
+  }
+  return t;
+}
+
+linattn_problem gdn(int64_t batch = 1, int32_t type = LINATTN_BF16) {
+  linattn_problem p{};
+  p.struct_size = sizeof(p);
+  p.family = LINATTN_GDN;
+  p.form = LINATTN_CHUNK;
+  p.pass = LINATTN_FORWARD;
+  p.gate = LINATTN_GATE_HEAD;
+  p.flags = LINATTN_FLAG_QK_NORM;
+  p.scale = 1.0;
+  p.q = p.k = tensor(type, {batch, kTokens, kHeads, 128});
+  p.v = p.o = tensor(type, {batch, kTokens, kHeadsV, 128});
+  p.g = p.beta = tensor(LINATTN_F32, {batch, kTokens, kHeadsV});
+  return p;
+}
+
+linattn::DeviceFacts facts(int capability = 90) {
+  linattn::DeviceFacts facts;
+  facts.device = {LINATTN_DEVICE_CUDA, 0};
+  facts.name = "cuda:0 (a card)";
+  facts.compute_capability = capability;
+  facts.num_sms = 132;
+  facts.shared_bytes_block = 227 * 1024;
+  return facts;
+}
+
+linattn::Problem checked(const linattn_problem& asked) {
+  linattn::Problem problem;
+  CHECK(linattn::validate(asked, {LINATTN_DEVICE_CUDA, 0}, &problem) == LINATTN_OK);
+  return problem;
+}
+
+void refused(const linattn_problem& asked, const char* word, int capability = 90) {
+  const std::string reason = chunk_forward_sm90.reject(checked(asked), facts(capability));
+  CHECK_THAT(reason.find(word) != std::string::npos, "no '%s' in '%s'", word, reason.c_str());
+}
+
+void refusals() {
+  CHECK(chunk_forward_sm90.reject(checked(gdn()), facts()).empty());
+  CHECK(chunk_forward_sm90.reject(checked(gdn(1, LINATTN_F16)), facts()).empty());
+  refused(gdn(), "9.0", 80);
+  refused(gdn(), "10.0", 100);
+  refused(gdn(1, LINATTN_F32), "float32");
+  linattn_problem p = gdn();
+  p.q = p.k = tensor(LINATTN_BF16, {1, kTokens, kHeads, 64});
+  refused(p, "K = 64");
+  p = gdn();
+  p.gate = LINATTN_GATE_CHANNEL;
+  p.g = tensor(LINATTN_F32, {1, kTokens, kHeadsV, 128});
+  refused(p, "one number a token");
+  p = gdn();
+  p.v.stride[3] = 2, p.v.stride[2] = 256, p.v.stride[1] = 256 * kHeadsV;
+  p.v.stride[0] = p.v.stride[1] * kTokens;
+  refused(p, "v has stride 2");
+  // Beta above 1 with keys that nobody here has normalised.
+  p = gdn();
+  p.flags = 0;
+  refused(p, "beta above 1");
+  p.beta_form = LINATTN_BETA_SIGMOID;
+  CHECK(chunk_forward_sm90.reject(checked(p), facts()).empty());
+}
+
+int64_t scan_ctas(const linattn_problem& asked) {
+  linattn::Plan plan;
+  plan.problem = checked(asked);
+  plan.facts = facts();
+  chunk_forward_sm90.plan(&plan);
+  CHECK(plan.workspace_bytes > 0);
+  CHECK(plan.launches.back().name == "chunk_scan_sm90");
+  return plan.launches.back().grid[0];
+}
+
+// Two slabs of V a chain; pieces where the chains alone leave SMs idle.
+void pieces() {
+  const int64_t chains = kHeadsV * 2;
+  const int64_t cut = scan_ctas(gdn());
+  CHECK_THAT(cut > chains && cut <= 2 * 132, "%lld", static_cast<long long>(cut));
+  linattn_problem p = gdn();
+  p.flags |= LINATTN_FLAG_NO_AUTO_CP;
+  CHECK(scan_ctas(p) == chains);
+  // Without decay a piece would have to start at the sequence's start.
+  p = gdn();
+  p.family = LINATTN_DELTA;
+  p.gate = LINATTN_GATE_NONE;
+  p.g = {};
+  CHECK(scan_ctas(p) == chains);
+  CHECK(scan_ctas(gdn(32)) == chains * 32);
+  // Cuts of a sequence's own: the same however many are in the batch.
+  p = gdn();
+  p.flags |= LINATTN_FLAG_BATCH_INVARIANT;
+  linattn_problem many = gdn(3);
+  many.flags |= LINATTN_FLAG_BATCH_INVARIANT;
+  CHECK(scan_ctas(many) == 3 * scan_ctas(p));
+}
+
+}  // namespace
+
+int main() {
+  refusals();
+  pieces();
+  return check::finish();
+}
