@@ -2,12 +2,40 @@
 
 namespace linattn::cpu {
 
+namespace {
+
+void make_tile_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
+                      const ChunkPlace& place, const Record& record, const StepScratch& scratch) {
+  const auto rows = [&](const TokenView& view, const void* data) {
+    return element_at(data, view.type, view.at(place.batch, place.first, place.head / p.group()));
+  };
+  kernels().head_record_tiles({.tokens = place.count,
+                               .dim_k = p.dim_k,
+                               .delta = p.update == Update::delta,
+                               .norm = p.qk_norm,
+                               .k = rows(p.k, args.k),
+                               .q = rows(p.q, args.q),
+                               .k_stride = p.k.t,
+                               .q_stride = p.q.t,
+                               .scale = static_cast<float>(p.scale),
+                               .g = p.gate == Gate::none ? nullptr : scratch.g,
+                               .ap = record.ap,
+                               .gamma = record.gamma,
+                               .ld_c = shape.ld_c,
+                               .unit = record.unit,
+                               .factors = record.factors,
+                               .tiles = scratch.tiles});
+}
+
+}  // namespace
+
 void make_record(const Problem& p, const linattn_args& args, const ChunkShape& shape,
                  const ChunkPlace& place, const Record& record, const StepScratch& scratch) {
   const bool delta = p.update == Update::delta;
-  load_kq(p, args, place, record.kq, shape.ld_k, scratch.inverse_norms);
   if (delta) load_beta(p, args, place, record.beta);
   if (p.gate != Gate::none) load_gates(p, args, place, scratch.g, shape.ld_k, scratch.bias);
+  if (keeps_keys(p)) return make_tile_record(p, args, shape, place, record, scratch);
+  load_kq(p, args, place, record.kq, shape.ld_k, scratch.inverse_norms);
   const ChunkRecord c{.tokens = place.count,
                       .dim_k = p.dim_k,
                       .delta = delta,
@@ -56,6 +84,7 @@ void step_over(const Problem& p, const linattn_args& args, const ChunkShape& sha
     c.ahead[4] = rows_ahead(p.v, args.v, *next, next->head, column, columns);
   }
   c.tiles = scratch.tiles;
+  c.factors = record.factors;
   uses_tiles(p) ? kernels().chunk_step_tiles(c) : kernels().chunk_step(c);
   store_token_rows(scratch.o, shape.ld_v, p.o, args.o, place, place.head, column, columns);
 }

@@ -15,25 +15,34 @@ constexpr int64_t chunk_tokens(Gate gate) {
   return gate == Gate::channel ? kChunkChannel : kChunkHead;
 }
 
-struct Record {
-  float *kq, *kr, *ap, *beta, *gamma;
-  double* unit;
-
-  void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
-    kq = ledger->take<float>(shape.chunk * 2 * shape.ld_k);
-    kr = ledger->take<float>(p.dim_k * shape.ld_c);
-    ap = ledger->take<float>(shape.chunk * 2 * shape.ld_c);
-    unit = ledger->take<double>(p.update == Update::delta ? shape.chunk : 0);
-    beta = ledger->take<float>(padded(shape.chunk));
-    gamma = ledger->take<float>(shape.ld_k);
-  }
-};
-
 // Whether a step may round to bf16 what is multiplied by the state: a matter of the problem alone.
 inline bool uses_tiles(const Problem& p) {
   return kernels().chunk_step_tiles != nullptr && p.q.type == Type::bf16 && p.dim_k % 32 == 0 &&
          p.dim_v % 16 == 0;
 }
+
+// Whether keys and queries may stay as they are, all that a token is multiplied by outside.
+inline bool keeps_keys(const Problem& p) {
+  return uses_tiles(p) && p.gate != Gate::channel && p.k.d == 1 && p.q.d == 1;
+}
+
+struct Record {
+  float *kq, *kr, *ap, *beta, *gamma;
+  double* unit;
+  TokenFactors factors{};
+
+  void lay_out(Ledger* ledger, const Problem& p, const ChunkShape& shape) {
+    kq = ledger->take<float>(shape.chunk * 2 * shape.ld_k);
+    kr = ledger->take<float>(p.dim_k * shape.ld_c);
+    ap = ledger->take<float>(shape.chunk * 2 * shape.ld_c);
+    if (keeps_keys(p))
+      for (float** place : {&factors.key, &factors.query, &factors.right})
+        *place = ledger->take<float>(kMaxChunk);
+    unit = ledger->take<double>(p.update == Update::delta ? shape.chunk : 0);
+    beta = ledger->take<float>(padded(shape.chunk));
+    gamma = ledger->take<float>(shape.ld_k);
+  }
+};
 
 struct StepScratch {
   float *g, *work, *bias, *inverse_norms;  // making a record

@@ -65,6 +65,13 @@ struct RowsAhead {
 };
 inline constexpr int kMostAhead = 5;  // outputs, then k, q, gates and v
 
+// What rows of keys and queries are multiplied by where they are left as they were: under the
+// decays from the chunk's start, and keys under those to its end. [32], zeros behind the last
+// token.
+struct TokenFactors {
+  float *key = nullptr, *query = nullptr, *right = nullptr;
+};
+
 // A chunk of one value head as the state sees it, all gates applied (docs/kernels/cpu.md):
 //   R_i = beta_i (V_i - Ka_i S - sum_{j<i} A_ij R_j)      (additive update: R = V)
 //   O_i = Qa_i S + sum_{j<=i} P_ij R_j
@@ -86,7 +93,10 @@ struct ChunkStep {
   float* r = nullptr;            // in V, out R
   float* o = nullptr;
   int64_t ld_v = 0;
-  void* tiles = nullptr;  // chunk_step_tiles only: tile_work_bytes(dim_k, columns), 64-byte aligned
+  // chunk_step_tiles only: tile_work_bytes(dim_k, columns), 64-byte aligned, with keys and queries
+  // in it from head_record_tiles if there are factors. ka, qa and kr are not read then.
+  void* tiles = nullptr;
+  TokenFactors factors = {};
   RowsAhead ahead[kMostAhead] = {};
 };
 
@@ -115,6 +125,21 @@ struct ChunkRecord {
   float* work = nullptr;                 // record_work(ld_k) floats
 };
 constexpr int64_t record_work(int64_t ld_k) { return 67 * ld_k + 6 * kMaxChunk; }
+
+// The record of a chunk of bf16 tokens under a head gate, for chunk_step_tiles.
+struct TileRecord {
+  int64_t tokens = 0, dim_k = 0;
+  bool delta = false, norm = false;
+  const void *k = nullptr, *q = nullptr;  // rows of bf16, strides in elements
+  int64_t k_stride = 0, q_stride = 0;
+  float scale = 1;                        // of q
+  const float* g = nullptr;               // [tokens], null without gate
+  float *ap = nullptr, *gamma = nullptr;  // as ChunkRecord's
+  int64_t ld_c = 0;
+  double* unit = nullptr;
+  TokenFactors factors;  // out
+  void* tiles = nullptr;
+};
 
 // One token of one value head, state in the caller's memory, for `columns` channels of V:
 //   S <- decay (.) S;  u = beta (v - S^T k) or v;  S <- S + k u^T;  o = S^T q.
@@ -177,6 +202,7 @@ struct Kernels {
   // With the products of the state in bf16, for inputs that are no finer: up to 32 tokens, dim_k a
   // multiple of 32, columns one of 16. Null where there are no tile registers.
   void (*chunk_step_tiles)(const ChunkStep&) = nullptr;
+  void (*head_record_tiles)(const TileRecord&) = nullptr;
   void (*decode_step)(const DecodeStep&);
 
   const struct GradientKernels* gradient;  // gradient_kernels.h

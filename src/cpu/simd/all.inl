@@ -31,6 +31,7 @@ namespace {
 #include "cpu/simd/records.inl"
 #include "cpu/simd/chunk_step.inl"
 #include "cpu/simd/tile_step.inl"
+#include "cpu/simd/tile_record.inl"
 #include "cpu/simd/decode.inl"
 #include "cpu/simd/gradient.inl"
 // clang-format on
@@ -73,6 +74,7 @@ const Kernels table = {
     .chunk_step = chunk_step,
 #if defined(__AMX_BF16__)
     .chunk_step_tiles = chunk_step_tiles,
+    .head_record_tiles = head_record_tiles,
 #endif
     .decode_step = decode_step,
     .gradient = &gradient_table,

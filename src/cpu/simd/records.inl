@@ -196,6 +196,33 @@ void channel_record(const ChunkRecord& c) {
   }
 }
 
+// Head gates: A and P come under the decays between their tokens. Out are each token's decays from
+// the chunk's start and to its end, with zeros behind the last in whole vectors.
+inline void head_decays(int64_t tokens, const float* g, bool delta, float* ap, int64_t ld_c,
+                        float* from_start, float* to_end) {
+  const int64_t width = padded(tokens);
+  float* since = to_end;  // sum of the gates after token j up to the current row
+  for (int64_t j = 0; j < width; j += kWidth) store(Vec(0.0f), since + j);
+  float start = 0.0f;
+  for (int64_t i = 0; i < tokens; ++i) {
+    start += g[i];
+    const int64_t end = i + 1;
+    for (int64_t j = 0; j < end; j += kWidth) store(load(since + j) + g[i], since + j);
+    since[i] = 0.0f;
+    float* a = ap + i * 2 * ld_c;
+    float* p = a + ld_c;
+    for (int64_t j = 0; j < end; j += kWidth) {
+      const Vec w = exp_of(load(since + j));
+      if (delta) store(load(a + j) * w, a + j);
+      store(load(p + j) * w, p + j);
+    }
+    from_start[i] = start;
+  }
+  exp_array(from_start, tokens, from_start);
+  exp_array(since, tokens, to_end);
+  for (int64_t j = tokens; j < width; ++j) from_start[j] = to_end[j] = 0.0f;
+}
+
 void head_record(const ChunkRecord& c) {
   const int64_t width = padded(c.tokens);
   const KeyScales scales(c);
@@ -211,42 +238,22 @@ void head_record(const ChunkRecord& c) {
     for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = 1.0f;
     return;
   }
-  // since[j]: sum of the gates after token j up to the current row.
-  float* since = work;
-  float* weight = since + kMaxChunk;
-  for (int64_t j = 0; j < width; j += kWidth) store(Vec(0.0f), since + j);
-  float start = 0.0f;
+  float *from_start = work, *to_end = work + kMaxChunk;
+  head_decays(c.tokens, c.g, c.delta, c.ap, c.ld_c, from_start, to_end);
   for (int64_t i = 0; i < c.tokens; ++i) {
-    const float g = c.g[i];
-    start += g;
-    const int64_t end = i + 1;
-    for (int64_t j = 0; j < end; j += kWidth) store(load(since + j) + g, since + j);
-    since[i] = 0.0f;
-    float* a = c.ap + i * 2 * c.ld_c;
-    float* p = a + c.ld_c;
-    for (int64_t j = 0; j < end; j += kWidth) {
-      const Vec w = exp_of(load(since + j));
-      if (c.delta) store(load(a + j) * w, a + j);
-      store(load(p + j) * w, p + j);
-    }
-    weight[i] = start;
-  }
-  exp_array(weight, c.tokens, weight);
-  for (int64_t i = 0; i < c.tokens; ++i) {
-    const Vec w = weight[i];
+    const Vec w = from_start[i];
     float* row = c.kq + i * 2 * c.ld_k;
     for (int64_t x = 0; x < padded(c.dim_k); x += kWidth) {
       if (c.delta) store(load(row + x) * w, row + x);
       store(load(row + c.ld_k + x) * w, row + c.ld_k + x);
     }
   }
-  const float gamma = weight[c.tokens - 1];
-  for (int64_t x = 0; x < c.dim_k; ++x) c.gamma[x] = gamma;
-  exp_array(since, c.tokens, weight);
-  for (int64_t j = c.tokens; j < width; ++j) weight[j] = 0.0f;
-  for (int64_t x = 0; x < c.dim_k; ++x)
+  const float gamma = from_start[c.tokens - 1];
+  for (int64_t x = 0; x < c.dim_k; ++x) {
+    c.gamma[x] = gamma;
     for (int64_t j = 0; j < width; j += kWidth) {
       float* at = c.kr + x * c.ld_c + j;
-      store(load(at) * load(weight + j), at);
+      store(load(at) * load(to_end + j), at);
     }
+  }
 }

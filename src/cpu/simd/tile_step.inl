@@ -19,16 +19,16 @@ struct TileWork {
   uint32_t *update_high, *update_low;    // R: [columns / 16, kTileTokens / 2, 16] pairs of rows
   float *key_read, *query_read;          // Ka S, Qa S: [columns / 16, kTileTokens, 16]
 
-  explicit TileWork(const ChunkStep& c) {
-    char* at = static_cast<char*>(c.tiles);
+  TileWork(void* tiles, int64_t dim_k, int64_t columns) {
+    char* at = static_cast<char*>(tiles);
     const auto take = [&at]<class T>(T*& place, int64_t count) {
       place = reinterpret_cast<T*>(at);
       at += count * static_cast<int64_t>(sizeof(T));
     };
-    const int64_t keys = kTileTokens * c.dim_k / 2, columns = c.columns;
+    const int64_t keys = kTileTokens * dim_k / 2;
     take(key_high, keys), take(key_low, keys), take(query, keys);
     take(right_high, keys), take(right_low, keys);
-    take(state, c.dim_k / 2 * columns);
+    take(state, dim_k / 2 * columns);
     take(update_high, kTileTokens / 2 * columns), take(update_low, kTileTokens / 2 * columns);
     take(key_read, kTileTokens * columns), take(query_read, kTileTokens * columns);
   }
@@ -39,6 +39,11 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
+
+inline void load_tile_config() {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+}
 
 inline __m512 raw(Vec x) { return static_cast<__m512>(x); }
 
@@ -109,7 +114,7 @@ inline void state_to_tiles(const ChunkStep& c, const TileWork& w, AheadCursor& a
 }
 
 // key_read = Ka S, query_read = Qa S for one tile of columns.
-template <bool DELTA>
+template <bool DELTA, bool EXACT>
 inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCursor& ahead) {
   const int64_t row = c.dim_k * 2, half = kTileSide * c.dim_k / 2;
   _tile_zero(2);
@@ -131,7 +136,7 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCu
     _tile_dpbf16ps(2, 6, 7);
     _tile_loadd(6, w.query + half + x, row);
     _tile_dpbf16ps(3, 6, 7);
-    if constexpr (DELTA) {
+    if constexpr (DELTA && !EXACT) {
       _tile_loadd(4, w.key_low + x, row);
       _tile_dpbf16ps(0, 4, 7);
       _tile_loadd(5, w.key_low + half + x, row);
@@ -148,15 +153,20 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCu
   }
 }
 
+// Whether R has more than bf16 holds: it is V itself for additive updates, but for factors.
+inline bool is_split(const ChunkStep& c) { return c.a != nullptr || c.factors.key != nullptr; }
+
 inline void update_to_tiles(const ChunkStep& c, const TileWork& w, int64_t j) {
   for (int64_t i = 0; i < kTileTokens; i += 2) {
     const float* row = c.r + i * c.ld_v + j;
-    const Vec a = i < c.tokens ? load(row) : Vec(0.0f);
-    const Vec b = i + 1 < c.tokens ? load(row + c.ld_v) : Vec(0.0f);
+    Vec a = i < c.tokens ? load(row) : Vec(0.0f);
+    Vec b = i + 1 < c.tokens ? load(row + c.ld_v) : Vec(0.0f);
+    if (c.factors.key != nullptr) a = a * c.factors.right[i], b = b * c.factors.right[i + 1];
     const __m512i high = pairs(a, b);
     const int64_t at = j * kTileTokens / 2 + i / 2 * kTileSide;
     store_words(high, w.update_high + at);
-    store_words(pairs(a - low_halves(high), b - high_halves(high)), w.update_low + at);
+    if (is_split(c))
+      store_words(pairs(a - low_halves(high), b - high_halves(high)), w.update_low + at);
   }
 }
 
@@ -187,8 +197,8 @@ inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64
       _tile_dpbf16ps(3, 5, 7);
     }
   };
-  multiply(low, r_high, next);
-  multiply(high, r_low, next);
+  if (c.factors.key == nullptr) multiply(low, r_high, next);
+  if (is_split(c)) multiply(high, r_low, next);
   multiply(high, r_high, next);
   _tile_stored(0, top, row);
   _tile_stored(2, bottom, row);
@@ -199,27 +209,30 @@ inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64
 }
 
 void chunk_step_tiles(const ChunkStep& c) {
-  const TileWork w(c);
+  const TileWork w(c.tiles, c.dim_k, c.columns);
+  const bool exact = c.factors.key != nullptr;
   const int64_t row_tiles = (c.tokens + kTileRows - 1) / kTileRows * (c.a != nullptr ? 2 : 1);
   AheadCursor ahead(c.ahead, c.dim_k / 8 + c.columns / 16 * (c.dim_k / 32) +
                                  c.columns / 32 * row_tiles + c.dim_k / 32 * (c.columns / 32));
-  keys_to_tiles(c, w);
+  if (!exact) keys_to_tiles(c, w);
   state_to_tiles(c, w, ahead);
-  const TileConfig config;
-  _tile_loadconfig(&config);
-  for (int64_t j = 0; j < c.columns; j += kTileSide)
-    c.a != nullptr ? read_state<true>(c, w, j, ahead) : read_state<false>(c, w, j, ahead);
+  load_tile_config();
+  const auto read = c.a == nullptr ? read_state<false, true>
+                    : exact        ? read_state<true, true>
+                                   : read_state<true, false>;
+  for (int64_t j = 0; j < c.columns; j += kTileSide) read(c, w, j, ahead);
   for_panels(c.columns, [&]<int NV>(int64_t j) {
     float* r = c.r + j;
-    const auto from = [&](const float* tiles, int64_t row, int v) {
-      return load(tiles + (j + v * kTileSide) * kTileTokens + row * kTileSide);
+    const auto from = [&](const float* tiles, const float* factors, int64_t row, int v) {
+      const Vec x = load(tiles + (j + v * kTileSide) * kTileTokens + row * kTileSide);
+      return exact ? x * factors[row] : x;
     };
     if (c.a != nullptr)
       for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
         Tile<MR, NV> read;
         LINATTN_UNROLL
         for (int p = 0; p < MR; ++p) LINATTN_UNROLL
-        for (int v = 0; v < NV; ++v) read.x[p][v] = from(w.key_read, i + p, v);
+        for (int v = 0; v < NV; ++v) read.x[p][v] = from(w.key_read, c.factors.key, i + p, v);
         ahead.next();
         solve_rows(c, i, read, r);
       });
@@ -230,7 +243,8 @@ void chunk_step_tiles(const ChunkStep& c) {
       add_earlier(c, i, r, t);
       LINATTN_UNROLL
       for (int p = 0; p < MR; ++p) LINATTN_UNROLL
-      for (int v = 0; v < NV; ++v) t.x[p][v] = t.x[p][v] + from(w.query_read, i + p, v);
+      for (int v = 0; v < NV; ++v)
+        t.x[p][v] = t.x[p][v] + from(w.query_read, c.factors.query, i + p, v);
       t.write(c.o + i * c.ld_v + j, c.ld_v);
     });
     for (int v = 0; v < NV; ++v) update_to_tiles(c, w, j + v * kTileSide);
