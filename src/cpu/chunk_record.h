@@ -58,7 +58,7 @@ struct StepScratch {
     r = ledger->take<float>(shape.chunk * shape.ld_v);
     o = ledger->take<float>(shape.chunk * shape.ld_v);
     state = ledger->take<float>(state_work(p.dim_k));
-    tiles = ledger->take<char>(uses_tiles(p) ? tile_work_bytes(p.dim_k, p.dim_v) : 0);
+    tiles = ledger->take<char>(uses_tiles(p) ? tile_work_bytes(p.dim_k) : 0);
   }
 };
 

@@ -93,15 +93,16 @@ struct ChunkStep {
   float* r = nullptr;            // in V, out R
   float* o = nullptr;
   int64_t ld_v = 0;
-  // chunk_step_tiles only: tile_work_bytes(dim_k, columns), 64-byte aligned, with keys and queries
+  // chunk_step_tiles only: tile_work_bytes(dim_k), 64-byte aligned, with keys and queries
   // in it from head_record_tiles if there are factors. ka, qa and kr are not read then.
   void* tiles = nullptr;
   TokenFactors factors = {};
   RowsAhead ahead[kMostAhead] = {};
 };
 
-constexpr int64_t tile_work_bytes(int64_t dim_k, int64_t columns) {
-  return 64 * (5 * dim_k) + (2 * dim_k + 2 * 64 + 2 * 128) * columns;
+inline constexpr int64_t kPanelColumns = 32;
+constexpr int64_t tile_work_bytes(int64_t dim_k) {
+  return 64 * (5 * dim_k) + (2 * dim_k + 2 * 64 + 2 * 128) * kPanelColumns;
 }
 
 // How that record is made. Rows of k and q, and of A and P, take turns, so that a pair of products

@@ -77,15 +77,17 @@ inline void token_products(const TileRecord& c, const uint32_t* rows, const uint
 }
 
 void head_record_tiles(const TileRecord& c) {
-  const TileWork w(c.tiles, c.dim_k, 0);
+  const TileWork w(c.tiles, c.dim_k);
   uint32_t* words = w.key_low;  // keys are exact
   copy_rows(c, c.k, c.k_stride, 1.0f, w.key_high, c.factors.key);
   copy_rows(c, c.q, c.q_stride, c.scale, w.query, c.factors.query);
   turn_keys(c, w, words);
   TokenProducts products;
   load_tile_config();
+  tile_fence();
   token_products(c, w.query, words, products.of_queries);
   if (c.delta) token_products(c, w.key_high, words, products.of_keys);
+  tile_fence();
   _tile_release();
   for (int64_t i = 0; i < c.tokens; ++i) {
     float* a = c.ap + i * 2 * c.ld_c;

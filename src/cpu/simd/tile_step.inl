@@ -11,15 +11,18 @@
 constexpr int64_t kTileSide = 16;
 constexpr int64_t kTileTokens = 32;
 
-// Layout of `tiles`, all of it dense tiles or rows of them.
+// Layout of `tiles`, all of it dense tiles or rows of them. The last five are of a panel of
+// columns.
 struct TileWork {
+  static constexpr int64_t kColumns = kTileVecs * kWidth;
+
   uint32_t *key_high, *key_low, *query;  // [kTileTokens, dim_k] of bf16
   uint32_t *right_high, *right_low;      // Kr: [dim_k, kTileTokens] of bf16
   uint32_t* state;                       // [columns / 16, dim_k / 2, 16] pairs of rows
   uint32_t *update_high, *update_low;    // R: [columns / 16, kTileTokens / 2, 16] pairs of rows
   float *key_read, *query_read;          // Ka S, Qa S: [columns / 16, kTileTokens, 16]
 
-  TileWork(void* tiles, int64_t dim_k, int64_t columns) {
+  TileWork(void* tiles, int64_t dim_k) {
     char* at = static_cast<char*>(tiles);
     const auto take = [&at]<class T>(T*& place, int64_t count) {
       place = reinterpret_cast<T*>(at);
@@ -28,11 +31,12 @@ struct TileWork {
     const int64_t keys = kTileTokens * dim_k / 2;
     take(key_high, keys), take(key_low, keys), take(query, keys);
     take(right_high, keys), take(right_low, keys);
-    take(state, dim_k / 2 * columns);
-    take(update_high, kTileTokens / 2 * columns), take(update_low, kTileTokens / 2 * columns);
-    take(key_read, kTileTokens * columns), take(query_read, kTileTokens * columns);
+    take(state, dim_k / 2 * kColumns);
+    take(update_high, kTileTokens / 2 * kColumns), take(update_low, kTileTokens / 2 * kColumns);
+    take(key_read, kTileTokens * kColumns), take(query_read, kTileTokens * kColumns);
   }
 };
+static_assert(TileWork::kColumns == kPanelColumns && kWidth == kTileSide);
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -40,10 +44,13 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-inline void load_tile_config() {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-}
+// In memory for good: g++ takes ldtilecfg for a read of eight bytes and drops what it does not see
+// used.
+constexpr TileConfig kTileConfig;
+inline void load_tile_config() { _tile_loadconfig(&kTileConfig); }
+
+// Between what the program writes and what tiles load, of which the compiler knows nothing either.
+inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
 
 inline __m512 raw(Vec x) { return static_cast<__m512>(x); }
 
@@ -98,24 +105,27 @@ inline void keys_to_tiles(const ChunkStep& c, const TileWork& w) {
   }
 }
 
-// The state for the chunk's reads, and its decay over the chunk.
-inline void state_to_tiles(const ChunkStep& c, const TileWork& w, AheadCursor& ahead) {
+// NV tiles of columns of the state from s on, for the chunk's reads, and their decay over the
+// chunk.
+template <int NV>
+inline void state_to_tiles(const ChunkStep& c, const TileWork& w, float* s, AheadCursor& ahead) {
   for (int64_t x = 0; x < c.dim_k; x += 2) {
-    if (x % 8 == 0) ahead.next();
-    float *first = c.s + x * c.ld_v, *second = first + c.ld_v;
+    if (x % 16 == 0) ahead.next();
+    float *first = s + x * c.ld_v, *second = first + c.ld_v;
     const Vec decay = c.gamma[x], next_decay = c.gamma[x + 1];
-    for (int64_t j = 0; j < c.columns; j += kTileSide) {
-      const Vec a = load(first + j), b = load(second + j);
-      store_words(pairs(a, b), w.state + j * c.dim_k / 2 + x / 2 * kTileSide);
-      store(a * decay, first + j);
-      store(b * next_decay, second + j);
+    LINATTN_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      const Vec a = load(first + v * kWidth), b = load(second + v * kWidth);
+      store_words(pairs(a, b), w.state + (v * c.dim_k / 2 + x / 2) * kTileSide);
+      store(a * decay, first + v * kWidth);
+      store(b * next_decay, second + v * kWidth);
     }
   }
 }
 
 // key_read = Ka S, query_read = Qa S for one tile of columns.
 template <bool DELTA, bool EXACT>
-inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCursor& ahead) {
+inline void read_state(const ChunkStep& c, const TileWork& w, int v, AheadCursor& ahead) {
   const int64_t row = c.dim_k * 2, half = kTileSide * c.dim_k / 2;
   _tile_zero(2);
   _tile_zero(3);
@@ -125,7 +135,7 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCu
   }
   for (int64_t x = 0; x < c.dim_k / 2; x += kTileSide) {
     ahead.next();
-    _tile_loadd(7, w.state + j * c.dim_k / 2 + x * kTileSide, 64);
+    _tile_loadd(7, w.state + (v * c.dim_k / 2 + x) * kTileSide, 64);
     if constexpr (DELTA) {
       _tile_loadd(4, w.key_high + x, row);
       _tile_dpbf16ps(0, 4, 7);
@@ -143,11 +153,11 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCu
       _tile_dpbf16ps(1, 5, 7);
     }
   }
-  float* to = w.query_read + j * kTileTokens;
+  float* to = w.query_read + v * kTileTokens * kTileSide;
   _tile_stored(2, to, 64);
   _tile_stored(3, to + kTileSide * kTileSide, 64);
   if constexpr (DELTA) {
-    to = w.key_read + j * kTileTokens;
+    to = w.key_read + v * kTileTokens * kTileSide;
     _tile_stored(0, to, 64);
     _tile_stored(1, to + kTileSide * kTileSide, 64);
   }
@@ -156,29 +166,28 @@ inline void read_state(const ChunkStep& c, const TileWork& w, int64_t j, AheadCu
 // Whether R has more than bf16 holds: it is V itself for additive updates, but for factors.
 inline bool is_split(const ChunkStep& c) { return c.a != nullptr || c.factors.key != nullptr; }
 
-inline void update_to_tiles(const ChunkStep& c, const TileWork& w, int64_t j) {
+inline void update_to_tiles(const ChunkStep& c, const TileWork& w, const float* r, int v) {
   for (int64_t i = 0; i < kTileTokens; i += 2) {
-    const float* row = c.r + i * c.ld_v + j;
+    const float* row = r + i * c.ld_v + v * kWidth;
     Vec a = i < c.tokens ? load(row) : Vec(0.0f);
     Vec b = i + 1 < c.tokens ? load(row + c.ld_v) : Vec(0.0f);
     if (c.factors.key != nullptr) a = a * c.factors.right[i], b = b * c.factors.right[i + 1];
     const __m512i high = pairs(a, b);
-    const int64_t at = j * kTileTokens / 2 + i / 2 * kTileSide;
+    const int64_t at = (v * kTileTokens / 2 + i / 2) * kTileSide;
     store_words(high, w.update_high + at);
     if (is_split(c))
       store_words(pairs(a - low_halves(high), b - high_halves(high)), w.update_low + at);
   }
 }
 
-// S += Kr R for 32 channels of K and one or two tiles of columns.
-template <bool TWO>
-inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64_t j) {
+// S += Kr R for channels [x, x + 32) and NV tiles of columns from s on.
+template <int NV>
+inline void update_state(const ChunkStep& c, const TileWork& w, float* s, int64_t x) {
+  constexpr bool TWO = NV == 2;
   const int64_t row = c.ld_v * 4, next = kTileSide * kTileTokens / 2;
-  float *top = c.s + x * c.ld_v + j, *bottom = top + kTileSide * c.ld_v;
+  float *top = s + x * c.ld_v, *bottom = top + kTileSide * c.ld_v;
   const uint32_t *high = w.right_high + x * kTileTokens / 2,
                  *low = w.right_low + x * kTileTokens / 2;
-  const uint32_t *r_high = w.update_high + j * kTileTokens / 2,
-                 *r_low = w.update_low + j * kTileTokens / 2;
   _tile_loadd(0, top, row);
   _tile_loadd(2, bottom, row);
   if constexpr (TWO) {
@@ -197,9 +206,9 @@ inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64
       _tile_dpbf16ps(3, 5, 7);
     }
   };
-  if (c.factors.key == nullptr) multiply(low, r_high, next);
-  if (is_split(c)) multiply(high, r_low, next);
-  multiply(high, r_high, next);
+  if (c.factors.key == nullptr) multiply(low, w.update_high, next);
+  if (is_split(c)) multiply(high, w.update_low, next);
+  multiply(high, w.update_high, next);
   _tile_stored(0, top, row);
   _tile_stored(2, bottom, row);
   if constexpr (TWO) {
@@ -209,32 +218,35 @@ inline void update_state(const ChunkStep& c, const TileWork& w, int64_t x, int64
 }
 
 void chunk_step_tiles(const ChunkStep& c) {
-  const TileWork w(c.tiles, c.dim_k, c.columns);
+  const TileWork w(c.tiles, c.dim_k);
   const bool exact = c.factors.key != nullptr;
-  const int64_t row_tiles = (c.tokens + kTileRows - 1) / kTileRows * (c.a != nullptr ? 2 : 1);
-  AheadCursor ahead(c.ahead, c.dim_k / 8 + c.columns / 16 * (c.dim_k / 32) +
-                                 c.columns / 32 * row_tiles + c.dim_k / 32 * (c.columns / 32));
-  if (!exact) keys_to_tiles(c, w);
-  state_to_tiles(c, w, ahead);
-  load_tile_config();
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t row_tiles = ceil_div(c.tokens, kTileRows) * (c.a != nullptr ? 2 : 1);
+  AheadCursor ahead(c.ahead, ceil_div(c.columns, TileWork::kColumns) *
+                                 (c.dim_k / 16 + 2 * (c.dim_k / 32) + row_tiles + c.dim_k / 32));
   const auto read = c.a == nullptr ? read_state<false, true>
                     : exact        ? read_state<true, true>
                                    : read_state<true, false>;
-  for (int64_t j = 0; j < c.columns; j += kTileSide) read(c, w, j, ahead);
+  if (!exact) keys_to_tiles(c, w);
+  load_tile_config();
   for_panels(c.columns, [&]<int NV>(int64_t j) {
-    float* r = c.r + j;
+    float *r = c.r + j, *s = c.s + j;
     const auto from = [&](const float* tiles, const float* factors, int64_t row, int v) {
-      const Vec x = load(tiles + (j + v * kTileSide) * kTileTokens + row * kTileSide);
+      const Vec x = load(tiles + (v * kTileTokens + row) * kTileSide);
       return exact ? x * factors[row] : x;
     };
+    state_to_tiles<NV>(c, w, s, ahead);
+    tile_fence();
+    for (int v = 0; v < NV; ++v) read(c, w, v, ahead);
+    tile_fence();
     if (c.a != nullptr)
       for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
-        Tile<MR, NV> read;
+        Tile<MR, NV> t;
         LINATTN_UNROLL
         for (int p = 0; p < MR; ++p) LINATTN_UNROLL
-        for (int v = 0; v < NV; ++v) read.x[p][v] = from(w.key_read, c.factors.key, i + p, v);
+        for (int v = 0; v < NV; ++v) t.x[p][v] = from(w.key_read, c.factors.key, i + p, v);
         ahead.next();
-        solve_rows(c, i, read, r);
+        solve_rows(c, i, t, r);
       });
     for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
       Tile<MR, NV> t;
@@ -247,16 +259,14 @@ void chunk_step_tiles(const ChunkStep& c) {
         t.x[p][v] = t.x[p][v] + from(w.query_read, c.factors.query, i + p, v);
       t.write(c.o + i * c.ld_v + j, c.ld_v);
     });
-    for (int v = 0; v < NV; ++v) update_to_tiles(c, w, j + v * kTileSide);
-  });
-  for (int64_t x = 0; x < c.dim_k; x += 2 * kTileSide) {
-    int64_t j = 0;
-    for (; j + kTileSide < c.columns; j += 2 * kTileSide) {
+    for (int v = 0; v < NV; ++v) update_to_tiles(c, w, r, v);
+    tile_fence();
+    for (int64_t x = 0; x < c.dim_k; x += 2 * kTileSide) {
       ahead.next();
-      update_state<true>(c, w, x, j);
+      update_state<NV>(c, w, s, x);
     }
-    if (j < c.columns) update_state<false>(c, w, x, j);
-  }
+    tile_fence();
+  });
   _tile_release();
 }
 
