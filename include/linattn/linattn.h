@@ -261,7 +261,8 @@ LINATTN_API int32_t linattn_set_num_threads(int32_t num_threads);
 LINATTN_API int32_t linattn_get_num_threads(void);
 
 /* Optional checks of device data (offsets, indices, gate range) before a run; off by default. On
- * the CPU offsets and indices are always checked. Costs a synchronisation on CUDA. */
+ * the CPU offsets and indices are always checked: that live rows have slots of their own for the
+ * first 4096 states of a call. Costs a synchronisation on CUDA. */
 LINATTN_API int32_t linattn_set_debug_checks(int32_t enabled);
 
 /* Receives one line for each new plan (level 1) and each failed call (level 2). Null restores the

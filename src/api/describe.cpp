@@ -93,6 +93,10 @@ std::string abi_layout_json() {
   LINATTN_A(dA_log), LINATTN_A(ddt_bias), LINATTN_A(dh0);
 #undef LINATTN_A
   json.close('}').close('}');
+  LINATTN_STRUCT(linattn_device);
+  LINATTN_MEMBER(linattn_device, type);
+  LINATTN_MEMBER(linattn_device, index);
+  json.close('}').close('}');
 #undef LINATTN_STRUCT
 #undef LINATTN_MEMBER
   return json.close('}').text();

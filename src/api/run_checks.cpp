@@ -1,5 +1,6 @@
 #include "api/run_checks.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "recurrence/element.h"
@@ -85,23 +86,39 @@ Status check_offsets(const Problem& p, const linattn_args& args) {
   return LINATTN_OK;
 }
 
-// Two rows that write one slot would race: the result would depend on their order.
+// Two rows that write one slot would race: the result would depend on their order. Nothing is
+// allocated here, so past this many states the slots are the caller's word.
+constexpr int64_t kMostTargets = 4096;
+
 Status check_unique_targets(const Problem& p, const linattn_args& args) {
-  if (p.num_sequences > 4096) return LINATTN_OK;  // quadratic; larger batches are the caller's word
-  const int64_t columns = p.state_columns > 0 ? p.state_columns : 1;
-  const auto target = [&](int64_t row) {
-    const int64_t n = row / columns;
-    return start_slot(p, args, n) < 0 ? -1 : target_slot(p, args, n, row % columns);
-  };
-  for (int64_t a = 0; a < p.num_sequences * columns; ++a) {
-    const int64_t slot = target(a);
-    for (int64_t b = 0; slot >= 0 && b < a; ++b)
-      LINATTN_REQUIRE(a / columns == b / columns || target(b) != slot, LINATTN_INVALID_VALUE,
-                      "%s sends sequences %lld and %lld to slot %lld; live rows must have slots of "
-                      "their own",
-                      p.output_state_indices.present() ? "output_state_indices" : "state_indices",
-                      static_cast<long long>(b / columns), static_cast<long long>(a / columns),
-                      static_cast<long long>(slot));
+  struct Target {
+    int64_t slot, sequence;
+  } targets[kMostTargets];
+  int64_t count = 0;
+  for (int64_t n = 0; n < p.num_sequences; ++n) {
+    if (start_slot(p, args, n) < 0) continue;
+    // With 2-D indices each token has a column, and those past the last token are not written.
+    const int64_t columns =
+        p.state_columns > 0 ? std::min(p.state_columns, token_range(p, args.cu_seqlens, n).length())
+                            : 1;
+    for (int64_t j = 0; j < columns; ++j) {
+      const int64_t slot = target_slot(p, args, n, j);
+      if (slot < 0) continue;
+      if (count == kMostTargets) return LINATTN_OK;
+      targets[count++] = {slot, n};
+    }
+  }
+  std::sort(targets, targets + count, [](const Target& a, const Target& b) {
+    return a.slot != b.slot ? a.slot < b.slot : a.sequence < b.sequence;
+  });
+  for (int64_t i = 1; i < count; ++i) {
+    const Target &a = targets[i - 1], &b = targets[i];
+    LINATTN_REQUIRE(a.slot != b.slot || a.sequence == b.sequence, LINATTN_INVALID_VALUE,
+                    "%s sends sequences %lld and %lld to slot %lld; live rows must have slots of "
+                    "their own",
+                    p.output_state_indices.present() ? "output_state_indices" : "state_indices",
+                    static_cast<long long>(a.sequence), static_cast<long long>(b.sequence),
+                    static_cast<long long>(b.slot));
   }
   return LINATTN_OK;
 }
@@ -130,11 +147,10 @@ Status check_gate_range(const Problem& p, const linattn_args& args) {
 
 }  // namespace
 
-Status check_device_data(const Problem& p, const linattn_args& args, bool debug) {
+Status check_device_data(const Problem& p, const linattn_args& args, bool gate_range) {
   if (p.varlen()) LINATTN_RETURN_IF_FAILED(check_offsets(p, args));
-  if (!debug) return LINATTN_OK;
   if (p.pool()) LINATTN_RETURN_IF_FAILED(check_unique_targets(p, args));
-  return check_gate_range(p, args);
+  return gate_range ? check_gate_range(p, args) : Status(LINATTN_OK);
 }
 
 }  // namespace linattn

@@ -217,6 +217,27 @@ def test_separate_output_slots(family):
     assert torch.equal(pool[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
 
 
+def test_two_live_rows_may_not_share_a_slot():
+    """They would race. Rows that are dead, and columns past the last token, write nothing."""
+    family = FAMILIES["kda"]
+    inputs = make_inputs(family, batch=3, tokens=2)
+    pool = torch.randn(6, 2, 16, 16)
+    before = pool.clone()
+
+    def call(slots):
+        slots = torch.tensor(slots)
+        more = {"num_accepted_tokens": torch.ones(3, dtype=torch.int32)} if slots.dim() > 1 else {}
+        family.recurrent(*inputs, initial_state=pool, state_indices=slots, output_final_state=True,
+                         **more)  # fmt: skip
+
+    for slots in ([4, 1, 4], [[0, 1], [2, 3], [4, 2]]):
+        with pytest.raises(ValueError, match=r"state_indices sends sequences . and 2 to slot"):
+            call(slots)
+        assert torch.equal(pool, before)
+    call([-1, 1, -1])
+    call([[0, 1, 5], [2, 3, 5], [4, 4, 5]])
+
+
 @FAMILY
 def test_speculative_decoding(family):
     inputs = make_inputs(family, batch=2, tokens=3)
