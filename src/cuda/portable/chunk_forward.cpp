@@ -9,11 +9,10 @@
 #include "cuda/device.h"
 #include "cuda/portable/chunk.kernels.h"
 #include "cuda/portable/chunk.params.h"
+#include "cuda/portable/chunk.plan.h"
 
 namespace linattn::cuda {
 namespace {
-
-constexpr int64_t kLargestGrid = (1ll << 31) - 1;
 
 int padded_dim(const Problem& p) { return p.dim_k <= 64 ? 64 : p.dim_k <= 128 ? 128 : 256; }
 
@@ -21,15 +20,8 @@ ChunkRecord record_of(const Problem& p) {
   return {padded_dim(p), p.gate == Gate::channel, p.update == Update::delta};
 }
 
-int64_t chunks_a_sequence(const Problem& p) { return (p.num_tokens + kChunk - 1) / kChunk; }
-
 int prepare_threads(const Problem& p) {
   return chunk_prepare_threads(padded_dim(p), p.gate == Gate::channel);
-}
-
-// Where lengths are known on the device alone this is a bound.
-int64_t chunk_slots(const Problem& p) {
-  return p.varlen() ? p.num_tokens / kChunk + p.num_sequences : p.batch * chunks_a_sequence(p);
 }
 
 struct Workspace {
@@ -74,19 +66,7 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
   if (p.q.type == Type::f16 && p.dim_k < 16)
     return format_text("takes float16 with K of 16 and more, q has K = %lld",
                        static_cast<long long>(p.dim_k));
-  const struct {
-    const char* name;
-    const TokenView& view;
-    int64_t size;
-  } rows[] = {{"q", p.q, p.dim_k},
-              {"k", p.k, p.dim_k},
-              {"v", p.v, p.dim_v},
-              {"o", p.o, p.dim_v},
-              {"g", p.g, p.gate == Gate::channel ? p.dim_k : 1}};
-  for (const auto& row : rows)
-    if (row.view.present() && row.size > 1 && row.view.d != 1)
-      return format_text("takes contiguous channels, %s has stride %lld on its last axis", row.name,
-                         static_cast<long long>(row.view.d));
+  if (std::string reason = scattered_channels(p); !reason.empty()) return reason;
   if (chunk_slots(p) * p.heads_v > kLargestGrid || scan_grid(p, 1) > kLargestGrid)
     return "needs more than 2^31 CTAs for this size";
   const int shared = scan_kernel(p, 4).shared_bytes;
@@ -113,15 +93,6 @@ void plan(Plan* plan) {
     prepare_kernel(kernel.address, kernel.shared_bytes, device);
 }
 
-// Whether rows start at multiples of `elements` elements (a power of two), and of its bytes.
-bool aligned(const TokenView& view, const void* data, const Problem& p, int64_t elements) {
-  const auto multiple = [&](int64_t size, int64_t stride) {
-    return size <= 1 || stride % elements == 0;
-  };
-  return reinterpret_cast<uintptr_t>(data) % (elements * size_of(view.type)) == 0 &&
-         multiple(p.batch, view.b) && multiple(p.num_tokens, view.t) && multiple(p.heads_v, view.h);
-}
-
 ChunkParams params_of(const Plan& plan, const linattn_args& args) {
   const Problem& p = plan.problem;
   Ledger ledger(args.workspace);
@@ -141,12 +112,13 @@ ChunkParams params_of(const Plan& plan, const linattn_args& args) {
   params.dim_k = static_cast<int32_t>(p.dim_k);
   params.dim_v = static_cast<int32_t>(p.dim_v);
   params.delta = p.update == Update::delta;
-  params.qk_vectors = p.dim_k % 8 == 0 && aligned(p.q, args.q, p, 8) && aligned(p.k, args.k, p, 8);
-  params.v_vectors = p.dim_v % 8 == 0 && aligned(p.v, args.v, p, 8);
+  params.qk_vectors =
+      p.dim_k % 8 == 0 && rows_aligned(p.q, args.q, p, 8) && rows_aligned(p.k, args.k, p, 8);
+  params.v_vectors = p.dim_v % 8 == 0 && rows_aligned(p.v, args.v, p, 8);
   const int64_t lane = padded_dim(p) == 64 ? 2 : 4;
-  params.vectors = aligned(p.q, args.q, p, lane) && aligned(p.k, args.k, p, lane) &&
-                   (!p.g.present() || aligned(p.g, args.g, p, lane));
-  params.o_pairs = p.dim_v % 2 == 0 && aligned(p.o, args.o, p, 2);
+  params.vectors = rows_aligned(p.q, args.q, p, lane) && rows_aligned(p.k, args.k, p, lane) &&
+                   (!p.g.present() || rows_aligned(p.g, args.g, p, lane));
+  params.o_pairs = p.dim_v % 2 == 0 && rows_aligned(p.o, args.o, p, 2);
   return params;
 }
 

@@ -1,4 +1,6 @@
-// Which tokens the chunk in a slot of the workspace has. Slots are numbered sequence by sequence.
+// Where a chunk and its states lie. Slots of the workspace are numbered sequence by sequence.
+// Params stands for ChunkParams, or what has the same problem, args, chunk_begin,
+// chunks_a_sequence, group.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +14,6 @@ struct Place {
   int rows;                        // tokens of the chunk; 0: no such chunk
 };
 
-// Params has problem, args, chunk_begin, chunks_a_sequence and group, as ChunkParams.
 template <class Params>
 __device__ __forceinline__ Place find_place(const Params& p, int64_t slot, int64_t hv) {
   const int64_t sequences = p.problem.num_sequences;
@@ -36,6 +37,20 @@ __device__ __forceinline__ Place find_place(const Params& p, int64_t slot, int64
   const int64_t rows = range.end - begin;
   return {n,           hv,    divide(static_cast<uint32_t>(hv), p.group),
           range.batch, begin, static_cast<int>(rows < 0 ? 0 : rows > kChunk ? kChunk : rows)};
+}
+
+// First row of intermediate states of sequence n; all lanes add up the ones before it.
+template <class Params>
+__device__ __forceinline__ int64_t first_row(const Params& p, int64_t n, int lane) {
+  const Problem& problem = p.problem;
+  if (!problem.intermediate_states.present() || !problem.varlen()) return 0;
+  long long rows = 0;
+  for (int64_t i = lane; i < n; i += 32)
+    rows += (bounded_range(problem, p.args, i).length() + problem.state_every - 1) /
+            problem.state_every;
+#pragma unroll
+  for (int bit = 16; bit >= 1; bit >>= 1) rows += __shfl_xor_sync(ptx::kAllLanes, rows, bit);
+  return rows;
 }
 
 }  // namespace linattn::cuda::chunk

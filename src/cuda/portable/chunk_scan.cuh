@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/portable/chunk.cuh"
+#include "cuda/portable/chunk_place.cuh"
 
 namespace linattn::cuda {
 namespace chunk {
@@ -343,19 +344,6 @@ __device__ __forceinline__ void zero_outputs(const ChunkParams& p, const Chain& 
     for (int k = thread / columns; k < p.dim_k; k += 2)
       store_element(view.type, p.args.intermediate_states,
                     view.at(c.range.batch, c.hv, k, v) + row * view.r, 0.0f);
-}
-
-// First row of intermediate states of sequence n; all lanes add up the ones before it.
-__device__ __forceinline__ int64_t first_row(const ChunkParams& p, int64_t n, int lane) {
-  const Problem& problem = p.problem;
-  if (!problem.intermediate_states.present() || !problem.varlen()) return 0;
-  long long rows = 0;
-  for (int64_t i = lane; i < n; i += 32)
-    rows += (bounded_range(problem, p.args, i).length() + problem.state_every - 1) /
-            problem.state_every;
-#pragma unroll
-  for (int bit = 16; bit >= 1; bit >>= 1) rows += __shfl_xor_sync(ptx::kAllLanes, rows, bit);
-  return rows;
 }
 
 }  // namespace chunk

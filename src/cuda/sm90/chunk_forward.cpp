@@ -7,6 +7,7 @@
 #include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/portable/chunk.kernels.h"
+#include "cuda/portable/chunk.plan.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/scan.params.h"
 #include "cuda/sm90/scan.shared.h"
@@ -20,15 +21,6 @@ using sm90::Kernel;
 using sm90::kSlab;
 using sm90::Record;
 using sm90::ScanParams;
-
-constexpr int64_t kLargestGrid = (1ll << 31) - 1;
-
-int64_t chunks_a_sequence(const Problem& p) { return (p.num_tokens + kChunk - 1) / kChunk; }
-
-// Where lengths are known on the device alone this is a bound.
-int64_t chunk_slots(const Problem& p) {
-  return p.varlen() ? p.num_tokens / kChunk + p.num_sequences : p.batch * chunks_a_sequence(p);
-}
 
 struct Workspace {
   Record* records;
@@ -106,14 +98,7 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
   if (p.intermediate_states.present() && p.state_every % kChunk != 0)
     return format_text("writes intermediate states every multiple of 32 tokens, asked are %lld",
                        static_cast<long long>(p.state_every));
-  const struct {
-    const char* name;
-    const TokenView& view;
-  } rows[] = {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"o", p.o}};
-  for (const auto& row : rows)
-    if (row.view.d != 1)
-      return format_text("takes contiguous channels, %s has stride %lld on its last axis", row.name,
-                         static_cast<long long>(row.view.d));
+  if (std::string reason = scattered_channels(p); !reason.empty()) return reason;
   if (p.qk_norm && p.update == Update::additive) return "norms q and k for the delta update alone";
   // Keys that rounding made longer than 1 amplify every error at beta 2, more than 10 bits of T
   // bear.
@@ -142,13 +127,6 @@ void plan(Plan* plan) {
     prepare_kernel(kernel.address, kernel.shared_bytes, device);
 }
 
-// Whether rows start at multiples of 16 bytes.
-bool aligned(const TokenView& view, const void* data, const Problem& p) {
-  const auto multiple = [](int64_t size, int64_t stride) { return size <= 1 || stride % 8 == 0; };
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && multiple(p.batch, view.b) &&
-         multiple(p.num_tokens, view.t) && multiple(p.heads_v, view.h);
-}
-
 bool map_rows(const Problem& p, const TokenView& view, const void* data, int64_t heads,
               CUtensorMap* map) {
   return tile::make_tensor_map({data, view.type == Type::bf16, p.batch, p.num_tokens, heads, kDim,
@@ -175,8 +153,9 @@ ScanParams params_of(const Plan& plan, const linattn_args& args) {
   params.slabs = FastDivisor(static_cast<uint32_t>(kSlabs));
   params.pieces = FastDivisor(static_cast<uint32_t>(cut.pieces));
   params.piece = static_cast<int>(cut.piece);
-  params.vectors = aligned(p.q, args.q, p) && aligned(p.k, args.k, p) && aligned(p.v, args.v, p) &&
-                   aligned(p.o, args.o, p) && map_rows(p, p.q, args.q, p.heads_qk, &params.q_map) &&
+  params.vectors = rows_aligned(p.q, args.q, p, 8) && rows_aligned(p.k, args.k, p, 8) &&
+                   rows_aligned(p.v, args.v, p, 8) && rows_aligned(p.o, args.o, p, 8) &&
+                   map_rows(p, p.q, args.q, p.heads_qk, &params.q_map) &&
                    map_rows(p, p.k, args.k, p.heads_qk, &params.k_map) &&
                    map_rows(p, p.v, args.v, p.heads_v, &params.v_map);
   return params;

@@ -25,19 +25,6 @@ __device__ __forceinline__ void zero_outputs(const ScanParams& p, const Chain& c
                     view.at(c.range.batch, c.hv, i / kSlab, c.v0 + i % kSlab) + row * view.r, 0.0f);
 }
 
-// First row of intermediate states of sequence n; all lanes add up the ones before it.
-__device__ __forceinline__ int64_t first_row(const ScanParams& p, int64_t n, int lane) {
-  const Problem& problem = p.problem;
-  if (!problem.intermediate_states.present() || !problem.varlen()) return 0;
-  long long rows = 0;
-  for (int64_t i = lane; i < n; i += 32)
-    rows += (bounded_range(problem, p.args, i).length() + problem.state_every - 1) /
-            problem.state_every;
-#pragma unroll
-  for (int bit = 16; bit >= 1; bit >>= 1) rows += __shfl_xor_sync(ptx::kAllLanes, rows, bit);
-  return rows;
-}
-
 // First chunk from which on a state of any size would be forgotten before chunk c.own; all lanes of
 // a warp. Products of norms bound the norm of the product, so nothing that counts is dropped.
 __device__ __forceinline__ int first_remembered(const ScanParams& p, const Chain& c, int lane) {
@@ -66,7 +53,7 @@ template <bool kBf16, bool kDelta>
 __global__ void __launch_bounds__(sm90::Layout::kThreads, sm90::Layout::kCtas)
     chunk_scan_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
-  using chunk::divide;
+  using chunk::divide, chunk::first_row;
   extern __shared__ char unaligned[];
   char* shared = unaligned + (tile::kAlignment - ptx::shared_address(unaligned)) % tile::kAlignment;
   const Problem& problem = p.problem;

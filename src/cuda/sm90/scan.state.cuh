@@ -5,7 +5,7 @@
 // Thread (warp w, lane l) holds value columns 16w + l/4 and + 8.
 #pragma once
 
-#include "cuda/ptx/convert.cuh"
+#include "cuda/portable/chunk.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tf32.cuh"
@@ -15,18 +15,8 @@
 
 namespace linattn::cuda::sm90 {
 
-template <bool kBf16>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  return kBf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);
-}
-
-template <bool kBf16>
-__device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
-  if constexpr (kBf16)
-    ptx::unpack_bf16(pair, low, high);
-  else
-    ptx::unpack_f16(pair, low, high);
-}
+using chunk::pack;
+using chunk::unpack;
 
 // Calls f(element, offset) for each of the thread's elements of S^T; `offset` is that of (k 0, v0).
 template <class F>
