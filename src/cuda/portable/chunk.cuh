@@ -103,7 +103,7 @@ __device__ __forceinline__ void load_rows(const void* data, int64_t offset, int6
     const int64_t stride = step * stride_t;
     const uint32_t to = ptx::shared_address(tile);
     const int present = unit * 8 < dim ? rows : 0;
-#pragma unroll 4
+#pragma unroll 2
     for (; row < kChunk; row += step, from += stride)
       ptx::copy_16_async(to + swizzled<kDim>(row, unit), row < present ? from : base,
                          row < present);

@@ -10,10 +10,17 @@ namespace linattn::cuda {
 
 inline constexpr int kChunk = 32;  // tokens; two blocks of 16
 inline constexpr int kBlock = 16;
+inline constexpr int kMaxScanStages = 4;  // chunks in the scan's shared memory
 
 // Threads of the preparation.
 LINATTN_HOST_DEVICE constexpr int chunk_prepare_threads(int dim, bool channel) {
   return !channel ? dim : dim == 256 ? 256 : 128;
+}
+
+// Value heads of one q/k head whose records one CTA makes, sharing what does not depend on their
+// gates; each is finished by a warp.
+LINATTN_HOST_DEVICE constexpr int chunk_prepare_heads(int dim, bool channel) {
+  return channel ? 1 : dim == 64 ? 2 : 4;
 }
 
 // One chunk of one value head, in the byte image of the scan's shared memory. Rows of `dim` 16-bit
@@ -57,9 +64,11 @@ struct ChunkParams {
   int64_t chunks_a_sequence;  // without cu_seqlens
   int64_t record_bytes;
   float scale;
-  FastDivisor heads_v, group;  // HV, HV / H
-  FastDivisor slabs;           // of V, one CTA each
+  FastDivisor heads_v, group;                   // HV, HV / H
+  FastDivisor prepare_batches, prepare_blocks;  // of value heads: of a q/k head, of a chunk
+  FastDivisor slabs;                            // of V, one CTA each
   int32_t dim_k, dim_v;
+  int32_t scan_stages;  // 1 to kMaxScanStages
   bool delta;
   bool qk_vectors, v_vectors;  // rows may be read 16 bytes at a time
   bool vectors;                // channels of q, k, g may be read as the preparation's lanes do

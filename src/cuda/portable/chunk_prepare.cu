@@ -8,7 +8,7 @@ template <bool kBf16, int kDim>
 ChunkKernel row(bool channel) {
   using Channel = chunk::PrepareChannelShared<kDim>;
   using Scalar = chunk::PrepareScalarShared<kDim>;
-  static_assert(sizeof(Channel) <= 99 * 1024 && sizeof(Scalar) <= 48 * 1024);
+  static_assert(sizeof(Channel) <= 99 * 1024 && sizeof(Scalar) <= 99 * 1024);
   if (channel)
     return {reinterpret_cast<const void*>(&chunk_prepare_portable<kBf16, kDim, true>),
             sizeof(Channel)};

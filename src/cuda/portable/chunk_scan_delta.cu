@@ -2,8 +2,8 @@
 
 namespace linattn::cuda {
 
-ChunkKernel chunk_scan_kernel_delta(bool bf16, int dim, bool channel, int warps) {
-  return find_chunk_scan<true>(bf16, dim, channel, warps);
+ChunkKernel chunk_scan_kernel_delta(bool bf16, int dim, bool channel, const ChunkScanShape& shape) {
+  return find_chunk_scan<true>(bf16, dim, channel, shape);
 }
 
 ChunkKernel chunk_index_kernel() {

@@ -34,6 +34,12 @@ __device__ __forceinline__ float opaque(float x) {
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
+// `count` threads meet at one of the CTA's barriers, of which 0 is sync_cta's.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-bar
+__device__ __forceinline__ void sync_threads(int barrier, int count) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
 // All warps of the CTA take part.
 __device__ __forceinline__ void sync_cta() { __syncthreads(); }
 
