@@ -200,6 +200,14 @@ CSV_FIELDS = ("machine", "linattn", "build", "python", "torch", "command", "copy
               "flops", "bytes", "floor_s", "share_of_floor", "workspace_bytes")  # fmt: skip
 
 
+def _command(arguments: Sequence[str]) -> str:
+    """What was asked, without the files that it was written to."""
+    files = ("--csv", "--plot")
+    kept = [a for before, a in zip(("", *arguments), arguments, strict=False)
+            if before not in files and not a.startswith(files)]  # fmt: skip
+    return " ".join(["linattn", *kept])
+
+
 def csv_rows(measured: Sequence[Measurement], roof: Roof, where: str) -> list[dict[str, object]]:
     common = {
         "machine": where,
@@ -207,7 +215,7 @@ def csv_rows(measured: Sequence[Measurement], roof: Roof, where: str) -> list[di
         "build": library().linattn_build_info().decode(),
         "python": platform.python_version(),
         "torch": _package_version("torch"),
-        "command": " ".join(["linattn", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
         "copy_bytes_per_s": f"{roof.bytes_per_s:.6g}",
         "product_flops_per_s": f"{roof.flops_per_s:.6g}",
         "product": roof.flops_type,
