@@ -28,6 +28,7 @@ from linattn.bench.workloads import (
     flops_per_token_head,
     small,
 )
+from linattn.cli import bench as bench_command
 from linattn.cli import main
 from linattn.testing import Case, device_of, error, make_inputs, reference
 from linattn.testing.cases import FAMILIES
@@ -230,6 +231,16 @@ def test_command_writes_table_csv_and_plot(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--against", "nobody"])
     assert "allowed: fla" in capsys.readouterr().err
+
+
+def test_a_missing_gpu_is_named(capsys):
+    assert main(["bench", "--device", "cuda:63", "--kind", "chunk"]) == 2
+    assert "--device is cuda:63; torch sees" in capsys.readouterr().err
+
+
+def test_the_command_is_kept_without_its_files():
+    arguments = ["bench", "--csv", "a/b.csv", "--kind", "chunk", "--plot=c.png", "--kernels"]
+    assert bench_command._command(arguments) == "linattn bench --kind chunk --kernels"
 
 
 def test_plot_of_nothing_does_not_fail(tmp_path):

@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     device = device_of(options.device)
     on_cpu = device.type == _abi.DEVICE_CPU
+    if not on_cpu:
+        _need_gpu(device.index)
     families = tuple(options.op or FAMILIES)
     workloads = list((cpu_workloads if on_cpu else cuda_workloads)(families))
     workloads = [w for w in workloads if not options.kind or w.kind in options.kind]
@@ -94,6 +96,14 @@ def run(options: argparse.Namespace) -> int:
         plot(options.plot, timed, roof, f"linattn {_version()}, {machine(options.device)}")
         print(f"wrote {options.plot}")
     return 0 if timed else 1
+
+
+def _need_gpu(index: int) -> None:
+    import torch
+
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= seen:
+        raise ValueError(f"--device is cuda:{index}; torch sees {seen} CUDA devices here")
 
 
 def better(a: Roof, b: Roof) -> Roof:
