@@ -10,6 +10,7 @@ import torch
 from families import FAMILIES, error, make_inputs
 from test_cuda_decode import REASON
 
+import linattn
 from linattn._library import library
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -156,6 +157,22 @@ def test_a_training_step_in_a_graph(name):
     graph.replay()
     for got, wanted in zip(gradients, step(), strict=True):
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_invariance_of_chunks(name):
+    """Alone there are so few chains that the scan would take other sums than in a batch."""
+    family = FAMILIES[name]
+    inputs = cuda_inputs(family, batch=24, tokens=70, heads=8, dim_k=64, dim_v=64,
+                         dtype=torch.bfloat16)  # fmt: skip
+    options = {"output_final_state": True, "batch_invariant": True}
+    with linattn.force("cuda_portable"):
+        together = family.chunk(*inputs, **options)
+        for row in (0, 23):
+            alone = family.chunk(*[t[row : row + 1] for t in inputs], **options)
+            assert all(
+                torch.equal(a, b[row : row + 1]) for a, b in zip(alone, together, strict=True)
+            )
 
 
 @pytest.fixture
