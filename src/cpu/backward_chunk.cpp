@@ -25,6 +25,12 @@ HeadBackward::HeadBackward(const Problem& p, const linattn_args& args, const Bac
 
 void HeadBackward::forward(int64_t chunk, const Slot& slot, float* next) {
   enter_chunk(chunk);
+  const ChunkPlace after = place_of(chunk + 1);  // of no tokens past the last
+  const RowsAhead keys[kMostAhead] = {qk_ahead(p_.k, args_.k, after),
+                                      gates_ahead(p_.g, args_.g, after)};
+  const RowsAhead values[kMostAhead] = {delta_ ? RowsAhead{} : keys[0],
+                                        delta_ ? RowsAhead{} : keys[1],
+                                        v_ahead(p_.v, args_.v, after)};
   load_qk(false);
   load_decays();
   apply_decays(false);
@@ -46,7 +52,8 @@ void HeadBackward::forward(int64_t chunk, const Slot& slot, float* next) {
                    .b_row = z_.ld_v,
                    .c = slot.e,
                    .c_row = z_.ld_v,
-                   .into = Into::subtract});
+                   .into = Into::subtract,
+                   .ahead = keys});
     kernels_.lower_solve(
         {.m = n_, .n = p_.dim_v, .a = s_.weights, .a_row = z_.ld_c, .c = slot.e, .c_row = z_.ld_v});
   }
@@ -68,7 +75,8 @@ void HeadBackward::forward(int64_t chunk, const Slot& slot, float* next) {
                  .c = next,
                  .c_row = z_.ld_v,
                  .into = Into::add,
-                 .row_scale = s_.gamma});
+                 .row_scale = s_.gamma,
+                 .ahead = values});
 }
 
 // dr: from P^T dO + K_out dS to the gradient of R, then to that of V; the rest of x.
@@ -98,6 +106,17 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
   load_decays();
   apply_decays(true);
   const int64_t dim_k = p_.dim_k, dim_v = p_.dim_v, stacked = delta_ ? 2 * n_ : n_;
+  // What is written soon, in the order in which it is, and what the chunk before reads.
+  const ChunkPlace before = place_of(chunk - (chunk > 0 ? 1 : 0));
+  const RowsAhead values[kMostAhead] = {v_ahead(p_.dv, args_.dv, place_)};
+  const RowsAhead tokens[kMostAhead] = {
+      sums_.dq == nullptr ? qk_ahead(p_.dq, args_.dq, place_) : RowsAhead{},
+      sums_.dk == nullptr ? qk_ahead(p_.dk, args_.dk, place_) : RowsAhead{}};
+  const RowsAhead gates[kMostAhead] = {gates_ahead(p_.dg, args_.dg, place_),
+                                       qk_ahead(p_.k, args_.k, before)};
+  const RowsAhead inputs[kMostAhead] = {
+      qk_ahead(p_.q, args_.q, before), gates_ahead(p_.g, args_.g, before),
+      v_ahead(p_.do_, args_.do_, before), delta_ ? RowsAhead{} : v_ahead(p_.v, args_.v, before)};
   {
     const float* const rows[2] = {s_.qk, nullptr};
     float* const out[2] = {s_.p, nullptr};
@@ -122,7 +141,8 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
                  .b_row = z_.ld_v,
                  .c = s_.dr,
                  .c_row = z_.ld_v,
-                 .into = Into::add});
+                 .into = Into::add,
+                 .ahead = values});
   const float* r = s_.v;
   if (delta_) {
     load_beta(p_, args_, place_, s_.beta);
@@ -154,7 +174,8 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
                    .b = s_.x_t,
                    .b_row = z_.ld_m,
                    .c = s_.dqk_t,
-                   .c_row = z_.ld_m});
+                   .c_row = z_.ld_m,
+                   .ahead = tokens});
     kernels_.gemm({.m = dim_k,
                    .n = n_,
                    .k = dim_v,
@@ -163,7 +184,8 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
                    .b = s_.r_t,
                    .b_row = z_.ld_c,
                    .c = s_.x_t,
-                   .c_row = z_.ld_c});
+                   .c_row = z_.ld_c,
+                   .ahead = gates});
     if (gate_gradient_wanted()) {
       gradient_.row_dots(slot.s, s_.ds, z_.ld_v, dim_k, dim_v, s_.through);
       for (int64_t c = 0; c < dim_k; ++c) s_.through[c] *= s_.gamma[c];
@@ -180,7 +202,8 @@ void HeadBackward::backward(int64_t chunk, const Slot& slot) {
                  .c = s_.ds,
                  .c_row = z_.ld_v,
                  .into = Into::add,
-                 .row_scale = s_.gamma});
+                 .row_scale = s_.gamma,
+                 .ahead = inputs});
   if (!token_gradients_) return;
   kernels_.transpose(s_.dqk_t, z_.ld_m, dim_k, stacked, s_.qk_in, z_.ld_k);
   kernels_.transpose(s_.x_t, z_.ld_c, dim_k, n_, s_.k_out, z_.ld_k);

@@ -47,7 +47,12 @@ class HeadBackward {
   bool gate_gradient_wanted() const { return wants_gate_gradient(p_); }
 
   // backward_tokens.cpp: between the caller's tensors and the chunk's rows.
+  ChunkPlace place_of(int64_t chunk) const;
   void enter_chunk(int64_t chunk);
+  // Rows to ask for: those of a tensor of q/k heads or of value heads, none if it is absent.
+  RowsAhead qk_ahead(const TokenView& view, const void* data, const ChunkPlace& place) const;
+  RowsAhead v_ahead(const TokenView& view, const void* data, const ChunkPlace& place) const;
+  RowsAhead gates_ahead(const TokenView& view, const void* data, const ChunkPlace& place) const;
   void load_rows(const TokenView& view, const void* data, int64_t head, int64_t dim, float* out,
                  int64_t ld) const;
   void load_row(const TokenView& view, const void* data, float* out) const;

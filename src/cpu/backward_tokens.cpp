@@ -15,9 +15,30 @@ void HeadBackward::enter_head(int64_t sequence, const TokenRange& range, int64_t
   place_ = {range.batch, range.begin, 0, hv};
 }
 
+ChunkPlace HeadBackward::place_of(int64_t chunk) const {
+  ChunkPlace place = place_;
+  place.first = range_.begin + chunk * z_.chunk;
+  place.count = std::clamp<int64_t>(range_.end - place.first, 0, z_.chunk);
+  return place;
+}
+
 void HeadBackward::enter_chunk(int64_t chunk) {
-  place_.first = range_.begin + chunk * z_.chunk;
-  place_.count = n_ = std::min(z_.chunk, range_.end - place_.first);
+  place_ = place_of(chunk);
+  n_ = place_.count;
+}
+
+RowsAhead HeadBackward::qk_ahead(const TokenView& view, const void* data,
+                                 const ChunkPlace& place) const {
+  return view.present() ? rows_ahead(view, data, place, head_qk(), 0, p_.dim_k) : RowsAhead{};
+}
+RowsAhead HeadBackward::v_ahead(const TokenView& view, const void* data,
+                                const ChunkPlace& place) const {
+  return view.present() ? rows_ahead(view, data, place, place.head, 0, p_.dim_v) : RowsAhead{};
+}
+RowsAhead HeadBackward::gates_ahead(const TokenView& view, const void* data,
+                                    const ChunkPlace& place) const {
+  const bool rows = channel() && view.present();
+  return rows ? rows_ahead(view, data, place, place.head, 0, p_.dim_k) : RowsAhead{};
 }
 
 void HeadBackward::load_initial_state(float* s) const {

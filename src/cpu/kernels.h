@@ -30,6 +30,14 @@ constexpr int64_t leading(int64_t n) { return (padded(n) / kLanes | 1) * kLanes;
 // Same values as linattn::Type.
 enum class Element : int32_t { f32 = 1, bf16 = 2, f16 = 3 };
 
+// Rows of memory that will be read or written soon. A kernel asks for them, into the second-level
+// cache, while it computes something else.
+struct RowsAhead {
+  const char* first = nullptr;
+  int64_t stride = 0, bytes = 0, rows = 0;  // stride in bytes
+};
+inline constexpr int kMostAhead = 5;
+
 // C = row_scale (.) C + A B,  or A B,  or C - A B.
 enum class Into : int32_t { set, add, subtract };
 
@@ -43,6 +51,7 @@ struct Gemm {
   int64_t c_row = 0;
   Into into = Into::set;
   const float* row_scale = nullptr;  // [m], Into::add only: scales what C held
+  const RowsAhead* ahead = nullptr;  // [kMostAhead], or null
 };
 
 // Triangular products and solves, in place where stated; A is m x m with two strides.
@@ -56,14 +65,6 @@ struct Triangular {
   int64_t c_row = 0;
   Into into = Into::set;  // products only; set or add
 };
-
-// Rows of memory that will be read or written soon. A kernel asks for them, into the second-level
-// cache, while it computes something else.
-struct RowsAhead {
-  const char* first = nullptr;
-  int64_t stride = 0, bytes = 0, rows = 0;  // stride in bytes
-};
-inline constexpr int kMostAhead = 5;  // outputs, then k, q, gates and v
 
 // What rows of keys and queries are multiplied by where they are left as they were: under the
 // decays from the chunk's start, and keys under those to its end. [32], zeros behind the last

@@ -26,6 +26,7 @@ namespace {
 #include "cpu/simd/vector.inl"
 #include "cpu/simd/math.inl"
 #include "cpu/simd/convert.inl"
+#include "cpu/simd/ahead.inl"
 #include "cpu/simd/gemm.inl"
 #include "cpu/simd/precise.inl"
 #include "cpu/simd/records.inl"

@@ -1,56 +1,7 @@
 // The state's part of a chunk, one column panel at a time: the panel of S, the chunk's R and the
 // accumulators of a row tile stay close while the operands of the chunk stream past.
 
-// Walks the rows of `ahead`, so many cache lines each time that the last are asked for on the last
-// of `turns`. In small portions: requests that fill all of a core's miss buffers would hold up the
-// operands of the products.
-class AheadCursor {
- public:
-  AheadCursor(const RowsAhead (&blocks)[kMostAhead], int64_t turns)
-      : block_(blocks), end_(blocks + kMostAhead) {
-    int64_t lines = 0;
-    for (const RowsAhead& b : blocks) lines += b.rows * ((b.bytes + kLine - 1) / kLine);
-    at_turn_ = (lines + turns - 1) / turns;
-    enter();
-  }
-
-  void next() {
-    for (int64_t i = 0; i < at_turn_ && block_ != end_; ++i) {
-      __builtin_prefetch(row_ + at_, 0, 2);
-      at_ += kLine;
-      if (at_ < block_->bytes) continue;
-      at_ = 0;
-      row_ += block_->stride;
-      if (--rows_ == 0) ++block_, enter();
-    }
-  }
-
- private:
-  static constexpr int64_t kLine = 64;
-
-  void enter() {
-    while (block_ != end_ && block_->rows == 0) ++block_;
-    if (block_ != end_) row_ = block_->first, rows_ = block_->rows;
-  }
-
-  const RowsAhead *block_, *end_;
-  const char* row_ = nullptr;
-  int64_t rows_ = 0, at_ = 0, at_turn_ = 0;
-};
-
-constexpr int64_t kAheadTerms = 32;  // of a product between two portions
-
-template <int MR, int NV>
-inline void multiply_ahead(Tile<MR, NV>& t, AheadCursor& ahead, int64_t k, const float* a,
-                           int64_t a_row, const float* b, int64_t b_row) {
-  for (int64_t p = 0; p < k; p += kAheadTerms) {
-    ahead.next();
-    t.multiply(smaller(kAheadTerms, k - p), a + p, a_row, 1, b + p * b_row, b_row);
-  }
-}
-
 inline int64_t ahead_turns(const ChunkStep& c) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t reads = (c.a != nullptr ? 2 : 1) * ceil_div(c.tokens, kTileRows);
   const int64_t updates = ceil_div(c.dim_k, kTileRows);
   return ceil_div(c.columns, kTileVecs * kWidth) *
@@ -108,13 +59,13 @@ void chunk_step(const ChunkStep& c) {
       for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
         Tile<MR, NV> t;
         t.zero();
-        multiply_ahead(t, ahead, c.dim_k, c.ka + i * c.ld_k, c.ld_k, s, c.ld_v);
+        multiply_ahead(t, ahead, c.dim_k, c.ka + i * c.ld_k, c.ld_k, 1, s, c.ld_v);
         solve_rows(c, i, t, r);
       });
     for_row_tiles(c.tokens, [&]<int MR>(int64_t i) {
       Tile<MR, NV> t;
       t.zero();
-      multiply_ahead(t, ahead, c.dim_k, c.qa + i * c.ld_k, c.ld_k, s, c.ld_v);
+      multiply_ahead(t, ahead, c.dim_k, c.qa + i * c.ld_k, c.ld_k, 1, s, c.ld_v);
       add_earlier(c, i, r, t);
       t.write(c.o + i * c.ld_v + j, c.ld_v);
     });

@@ -140,12 +140,29 @@ inline void for_panels(int64_t n, F f) {
   if (j < n) f.template operator()<1>(j);
 }
 
+constexpr int64_t kAheadTerms = 32;  // of a product between two portions
+
+template <int MR, int NV>
+inline void multiply_ahead(Tile<MR, NV>& t, AheadCursor& ahead, int64_t k, const float* a,
+                           int64_t a_row, int64_t a_col, const float* b, int64_t b_row) {
+  for (int64_t p = 0; p < k; p += kAheadTerms) {
+    ahead.next();
+    t.multiply(smaller(kAheadTerms, k - p), a + p * a_col, a_row, a_col, b + p * b_row, b_row);
+  }
+}
+
 void gemm(const Gemm& g) {
+  AheadCursor ahead(g.ahead, ceil_div(g.n, kTileVecs * kWidth) * ceil_div(g.m, kTileRows) *
+                                 ceil_div(g.k, kAheadTerms));
   for_panels(g.n, [&]<int NV>(int64_t j) {
     for_row_tiles(g.m, [&]<int MR>(int64_t i) {
       Tile<MR, NV> t;
       t.zero();
-      t.multiply(g.k, g.a + i * g.a_row, g.a_row, g.a_col, g.b + j, g.b_row);
+      const float* a = g.a + i * g.a_row;
+      if (g.ahead == nullptr)
+        t.multiply(g.k, a, g.a_row, g.a_col, g.b + j, g.b_row);
+      else
+        multiply_ahead(t, ahead, g.k, a, g.a_row, g.a_col, g.b + j, g.b_row);
       float* c = g.c + i * g.c_row + j;
       if (g.into == Into::set)
         t.write(c, g.c_row);

@@ -220,7 +220,6 @@ inline void update_state(const ChunkStep& c, const TileWork& w, float* s, int64_
 void chunk_step_tiles(const ChunkStep& c) {
   const TileWork w(c.tiles, c.dim_k);
   const bool exact = c.factors.key != nullptr;
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t row_tiles = ceil_div(c.tokens, kTileRows) * (c.a != nullptr ? 2 : 1);
   AheadCursor ahead(c.ahead, ceil_div(c.columns, TileWork::kColumns) *
                                  (c.dim_k / 16 + 2 * (c.dim_k / 32) + row_tiles + c.dim_k / 32));
