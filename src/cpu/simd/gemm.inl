@@ -143,8 +143,10 @@ inline void for_panels(int64_t n, F f) {
 constexpr int64_t kAheadTerms = 32;  // of a product between two portions
 
 template <int MR, int NV>
-inline void multiply_ahead(Tile<MR, NV>& t, AheadCursor& ahead, int64_t k, const float* a,
-                           int64_t a_row, int64_t a_col, const float* b, int64_t b_row) {
+__attribute__((always_inline)) inline void multiply_ahead(Tile<MR, NV>& t, AheadCursor& ahead,
+                                                          int64_t k, const float* a, int64_t a_row,
+                                                          int64_t a_col, const float* b,
+                                                          int64_t b_row) {
   for (int64_t p = 0; p < k; p += kAheadTerms) {
     ahead.next();
     t.multiply(smaller(kAheadTerms, k - p), a + p * a_col, a_row, a_col, b + p * b_row, b_row);
