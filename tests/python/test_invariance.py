@@ -12,6 +12,15 @@ from families import error, make_inputs
 
 LENGTHS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 75, 127, 128, 129, 1238)
 K, V = 16, 8
+# bf16 of such a size is what processors with matrix tiles have a path of its own for.
+SHAPES = pytest.mark.parametrize(
+    "shape",
+    [
+        {"dim_k": K, "dim_v": V},
+        {"dim_k": 64, "dim_v": 48, "dtype": torch.bfloat16},
+    ],
+    ids=["f32", "bf16"],
+)
 
 
 def offsets(lengths):
@@ -23,12 +32,13 @@ def cut(inputs, begin, end):
 
 
 @pytest.mark.parametrize("states", [True, False], ids=["states", "no_states"])
+@SHAPES
 @FORMS
 @FAMILY
-def test_packed_lengths_are_separate_sequences_bitwise(family, form, states):
+def test_packed_lengths_are_separate_sequences_bitwise(family, form, shape, states):
     lengths = LENGTHS if form == "chunk" else LENGTHS[:-1]
-    inputs = make_inputs(family, batch=1, tokens=sum(lengths), dim_k=K, dim_v=V, heads=1, heads_v=2)
-    h0 = torch.randn(len(lengths), 2, K, V) if states else None
+    inputs = make_inputs(family, batch=1, tokens=sum(lengths), heads=1, heads_v=2, **shape)
+    h0 = torch.randn(len(lengths), 2, shape["dim_k"], shape["dim_v"]) if states else None
     options = {"output_final_state": True, "batch_invariant": True}
     ends = offsets(lengths)
     o, ht = run(family, form, inputs, initial_state=h0, cu_seqlens=ends, **options)
@@ -105,11 +115,12 @@ def test_decode_is_prefill(family):
 
 
 @pytest.mark.parametrize("form, tokens", [("chunk", 200), ("chunk", 1500), ("recurrent", 20)])
+@SHAPES
 @FAMILY
-def test_no_token_changes_what_is_before_it(family, form, tokens):
+def test_no_token_changes_what_is_before_it(family, form, tokens, shape):
     """One head, so that a long sequence may be cut into segments."""
-    inputs = make_inputs(family, batch=1, tokens=tokens, heads=1, dim_k=K, dim_v=V)
-    other = make_inputs(family, batch=1, tokens=tokens, heads=1, dim_k=K, dim_v=V, seed=1)
+    inputs = make_inputs(family, batch=1, tokens=tokens, heads=1, **shape)
+    other = make_inputs(family, batch=1, tokens=tokens, heads=1, seed=1, **shape)
     options = {"return_intermediate_states": True} if form == "chunk" else {}
     o, *_, states = run(family, form, inputs, **options)
     for at in {0, 1, 63 % tokens, 64 % tokens, 100 % tokens, tokens - 1}:
@@ -121,18 +132,19 @@ def test_no_token_changes_what_is_before_it(family, form, tokens):
             same(states_changed[:, : at // 64 + 1], states[:, : at // 64 + 1])
 
 
+@SHAPES
 @FORMS
 @FAMILY
-def test_a_sequence_is_the_same_in_any_batch(family, form):
+def test_a_sequence_is_the_same_in_any_batch(family, form, shape):
     tokens = 300 if form == "chunk" else 20
     options = {"batch_invariant": True, "output_final_state": True}
-    shape = {"tokens": tokens, "dim_k": K, "dim_v": V, "heads": 1, "heads_v": 2}
+    shape = {**shape, "tokens": tokens, "heads": 1, "heads_v": 2}
     alone = make_inputs(family, batch=1, **shape)
-    h0 = torch.randn(1, 2, K, V)
+    h0 = torch.randn(1, 2, shape["dim_k"], shape["dim_v"])
     o, ht = run(family, form, alone, initial_state=h0, **options)
     for batch, row in ((2, 0), (2, 1), (5, 3), (9, 8)):
         inputs = make_inputs(family, batch=batch, seed=batch, **shape)
-        state = torch.randn(batch, 2, K, V)
+        state = torch.randn(batch, *h0.shape[1:])
         for t, own in zip((*inputs, state), (*alone, h0), strict=True):
             t[row] = own[0]
         o_b, ht_b = run(family, form, inputs, initial_state=state, **options)
@@ -168,19 +180,21 @@ from families import FAMILIES, make_inputs
 from linattn._library import library
 digest = hashlib.sha256()
 for family in FAMILIES.values():
+    small = dict(dim_k=16, dim_v=8)
     for form, shape in (
-        ("chunk", dict(tokens=150, heads_v=6)),
-        ("chunk", dict(batch=1, heads=1, tokens=1500)),
-        ("recurrent", dict(batch=5, tokens=2, heads_v=4)),
+        ("chunk", dict(tokens=150, heads_v=6, **small)),
+        ("chunk", dict(batch=1, heads=1, tokens=1500, **small)),
+        ("chunk", dict(batch=1, heads=1, tokens=700, dim_k=64, dim_v=80, dtype=torch.bfloat16)),
+        ("recurrent", dict(batch=5, tokens=2, heads_v=4, **small)),
     ):
-        inputs = make_inputs(family, dim_k=16, dim_v=8, **shape)
+        inputs = make_inputs(family, **shape)
         for auto_cp in (True, False):
             for t in run(family, form, inputs, output_final_state=True, auto_cp=auto_cp):
-                digest.update(t.numpy().tobytes())
+                digest.update(t.float().numpy().tobytes())
         if form == "chunk":
             run(family, form, [t.requires_grad_() for t in inputs])[0].sum().backward()
             for t in inputs:
-                digest.update(t.grad.numpy().tobytes())
+                digest.update(t.grad.float().numpy().tobytes())
 print(library().linattn_get_num_threads(), digest.hexdigest())
 """
 
