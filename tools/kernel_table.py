@@ -25,6 +25,10 @@ ARGUMENTS = {
     "recurrent_forward_portable": ("variant", "shape"),
     "chunk_prepare_portable": ("bf16", "K", "channel"),
     "chunk_scan_portable": ("bf16", "K", "channel", "delta", "parts"),
+    "chunk_gradient_prepare_portable": ("bf16", "K", "channel"),
+    "chunk_states_portable": ("K", "channel", "delta"),
+    "chunk_gradient_channel_portable": ("K", "delta"),
+    "chunk_gradient_token_portable": ("K", "delta"),
 }
 
 Row = dict[str, str | int]

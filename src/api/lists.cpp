@@ -24,7 +24,7 @@ const std::vector<const Implementation*> kRecurrentForward = {
     &cpu::recurrent_forward, &reference::recurrent_forward};
 const std::vector<const Implementation*> kBackward = {
 #ifdef LINATTN_WITH_CUDA
-    &cuda::backward_by_token,
+    &cuda::backward, &cuda::backward_by_token,
 #endif
     &cpu::backward, &reference::backward};
 

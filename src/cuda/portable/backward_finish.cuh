@@ -89,7 +89,7 @@ __device__ __forceinline__ void finish_value_head(const BackwardParams& p, int64
         for (int64_t slab = 0; slab < p.slabs; ++slab)
           dlog += p.dg[(slab * slab_rows + row) * p.gate_dim + channel];
         const float x = load_element(problem.g.type, p.args.g, problem.g.at(b, t, hv, channel));
-        got = gradient::gate_gradient(problem, dlog, x + bias, factor);
+        got = gradient::gate_gradient<true>(problem, dlog, x + bias, factor);
       }
       sum.g += got.g, sum.A_log += got.A_log;
       if (problem.dg.present())

@@ -24,17 +24,24 @@ __device__ __forceinline__ float chain(float gradient, float derivative) {
 }
 
 // From the gradient of a log decay to those of what g holds (and of its bias) and of A_log.
+// kPrecise is for fp32 inputs; otherwise functions of a few instructions do.
 struct GateGradient {
   float g, A_log;
 };
+template <bool kPrecise>
 __device__ __forceinline__ GateGradient gate_gradient(const Problem& p, float dlog, float x,
                                                       float factor) {
   if (p.gate_form == GateForm::given) return {dlog, 0.0f};
   if (p.gate_form == GateForm::softplus)
-    return {chain(dlog, -factor * (x > 20.0f ? 1.0f : precise_sigmoid(x))),
-            chain(dlog, -factor * precise_softplus(x))};
+    return {chain(dlog, -factor * (x > 20.0f  ? 1.0f
+                                   : kPrecise ? precise_sigmoid(x)
+                                              : sigmoid(x))),
+            chain(dlog, -factor * (kPrecise ? precise_softplus(x) : softplus(x)))};
+  // sigmoid(z) sigmoid(-z) = t / (1 + t)^2 for t = exp(-|z|).
   const float z = factor * x;
-  const float slope = static_cast<float>(p.lower_bound) * precise_sigmoid(z) * precise_sigmoid(-z);
+  const float t = kPrecise ? expf(-fabsf(z)) : __expf(-fabsf(z));
+  const float r = kPrecise ? 1.0f / (1.0f + t) : __fdividef(1.0f, 1.0f + t);
+  const float slope = static_cast<float>(p.lower_bound) * t * r * r;
   // A slope of zero ends both, where z may be infinite.
   return {slope == 0.0f ? 0.0f : chain(dlog, slope * factor),
           slope == 0.0f ? 0.0f : chain(dlog, slope * z)};

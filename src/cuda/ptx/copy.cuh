@@ -6,6 +6,12 @@
 
 namespace linattn::cuda::ptx {
 
+// The dynamic shared memory of the CTA.
+__device__ __forceinline__ char* dynamic_shared() {
+  extern __shared__ __align__(16) char linattn_dynamic_shared[];
+  return linattn_dynamic_shared;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -1,7 +1,8 @@
 // Runs a CUDA kernel on the host: every thread of a CTA is a coroutine on its own stack. An
 // exchange in a warp switches to the next lane until all have given their value, a barrier likewise
 // until the whole CTA has arrived. One CTA after the other. Enough to test addresses, masks and
-// arithmetic without a GPU.
+// arithmetic without a GPU; and, with the threads in either order and copies as early or as late as
+// they may be, most missing barriers.
 #pragma once
 
 #include <math.h>
@@ -12,7 +13,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define __global__
@@ -23,10 +26,10 @@
 #define __grid_constant__
 #define __shared__ static
 
-struct uint2 {
+struct alignas(8) uint2 {
   uint32_t x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 struct alignas(8) float2 {
@@ -43,7 +46,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct Index3 {
   unsigned x, y, z;
 };
-inline Index3 blockIdx, threadIdx;
+inline Index3 blockIdx, threadIdx, blockDim;
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
@@ -57,16 +60,34 @@ inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 
 namespace simt {
 
-constexpr int kLanes = 32, kMaxThreads = 256;
+constexpr int kLanes = 32, kMaxThreads = 1024, kMaxWords = 8;
 constexpr size_t kStack = 128 << 10;
 
 enum class At { running, exchange, barrier, end };
 
+inline bool backwards = false;    // the last thread first
+inline bool late_copies = false;  // when they are waited for, not when they are issued
+
+struct Copy {
+  char* to;
+  const char* from;  // null: zeros
+  int group;
+
+  void now() const {
+    if (from != nullptr)
+      std::memcpy(to, from, 16);
+    else
+      std::memset(to, 0, 16);
+  }
+};
+
 struct Cta {
   ucontext_t scheduler{}, thread[kMaxThreads]{};
-  std::vector<char> stacks = std::vector<char>(kMaxThreads * kStack);
+  std::unique_ptr<char[]> stacks{new char[kMaxThreads * kStack]};  // mapped where they are used
   At at[kMaxThreads] = {};
-  uint32_t given[kMaxThreads] = {}, taken[kMaxThreads] = {};
+  uint32_t given[kMaxThreads][kMaxWords] = {}, taken[kMaxThreads][kMaxWords] = {};
+  std::vector<Copy> copies[kMaxThreads];
+  int groups[kMaxThreads] = {};  // committed
   int running = 0, threads = 0;
   std::function<void()> body;
 };
@@ -79,12 +100,15 @@ inline void wait_at(At where) {
   swapcontext(&c.thread[self], &c.scheduler);
 }
 
-// Every lane of the warp gives a value; when all have, taken() reads any of them.
-inline void exchange(uint32_t value) {
-  cta->given[cta->running] = value;
+// Every lane of the warp gives some words; when all have, taken() reads any of them.
+inline void exchange(const uint32_t* words, int count) {
+  std::memcpy(cta->given[cta->running], words, static_cast<size_t>(count) * sizeof(uint32_t));
   wait_at(At::exchange);
 }
-inline uint32_t taken(int lane) { return cta->taken[cta->running / kLanes * kLanes + lane]; }
+inline void exchange(uint32_t value) { exchange(&value, 1); }
+inline uint32_t taken(int lane, int word = 0) {
+  return cta->taken[cta->running / kLanes * kLanes + lane][word];
+}
 inline int lane() { return cta->running % kLanes; }
 inline void barrier() { wait_at(At::barrier); }
 
@@ -112,14 +136,17 @@ inline void run_cta(int threads, const std::function<void()>& body) {
   c.body = body;
   for (int i = 0; i < threads; ++i) {
     c.at[i] = At::running;
+    c.copies[i].clear();
+    c.groups[i] = 0;
     getcontext(&c.thread[i]);
-    c.thread[i].uc_stack.ss_sp = c.stacks.data() + static_cast<size_t>(i) * kStack;
+    c.thread[i].uc_stack.ss_sp = c.stacks.get() + static_cast<size_t>(i) * kStack;
     c.thread[i].uc_stack.ss_size = kStack;
     c.thread[i].uc_link = nullptr;
     makecontext(&c.thread[i], thread_main, 0);
   }
   while (!all_at(At::end, 0, threads)) {
-    for (int i = 0; i < threads; ++i) {
+    for (int turn = 0; turn < threads; ++turn) {
+      const int i = backwards ? threads - 1 - turn : turn;
       if (c.at[i] != At::running) continue;
       c.running = i;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
@@ -129,7 +156,7 @@ inline void run_cta(int threads, const std::function<void()>& body) {
     for (int warp = 0; warp < threads; warp += kLanes)
       if (all_at(At::exchange, warp, warp + kLanes)) {
         for (int i = warp; i < warp + kLanes; ++i) {
-          c.taken[i] = c.given[i];
+          std::memcpy(c.taken[i], c.given[i], sizeof(c.taken[i]));
           c.at[i] = At::running;
         }
         released = true;
@@ -142,12 +169,43 @@ inline void run_cta(int threads, const std::function<void()>& body) {
   }
 }
 
+// Dynamic shared memory, poisoned before each CTA.
+inline constexpr size_t kSharedBytes = 228 << 10;
+alignas(128) inline char shared_memory[kSharedBytes];
+
 template <class Kernel, class Params>
 void launch(Kernel kernel, int64_t grid, int threads, const Params& params) {
   for (int64_t block = 0; block < grid; ++block) {
     blockIdx = {static_cast<unsigned>(block), 0, 0};
+    blockDim = {static_cast<unsigned>(threads), 1, 1};
+    std::memset(shared_memory, 0xff, kSharedBytes);
     run_cta(threads, [&] { kernel(params); });
   }
 }
 
 }  // namespace simt
+
+// CUDA's own exchanges, of values of whole words.
+namespace simt {
+template <class T>
+T exchanged(T x, int source) {
+  uint32_t words[sizeof(T) / 4];
+  std::memcpy(words, &x, sizeof(T));
+  exchange(words, sizeof(T) / 4);
+  for (size_t i = 0; i < sizeof(T) / 4; ++i) words[i] = taken(source, static_cast<int>(i));
+  std::memcpy(&x, words, sizeof(T));
+  return x;
+}
+}  // namespace simt
+
+template <class T>
+T __shfl_up_sync(unsigned, T x, int distance) {
+  const int lane = simt::lane();
+  return simt::exchanged(x, lane < distance ? lane : lane - distance);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return simt::exchanged(x, simt::lane() ^ mask);
+}
+inline void __syncthreads() { simt::barrier(); }
+inline void __syncwarp() { simt::exchange(0); }

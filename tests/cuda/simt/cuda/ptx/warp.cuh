@@ -5,6 +5,8 @@
 
 namespace linattn::cuda::ptx {
 
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
 inline float shuffle_xor(float x, int mask) {
   simt::exchange(std::bit_cast<uint32_t>(x));
   return std::bit_cast<float>(simt::taken(simt::lane() ^ mask));
@@ -20,6 +22,8 @@ inline int opaque(int x) {
   return std::bit_cast<int>(simt::taken(0));
 }
 inline float opaque(float x) { return x; }
+
+inline uint32_t thread_of_cta() { return threadIdx.x; }
 
 inline void sync_warp() { simt::exchange(0); }
 inline void sync_cta() { simt::barrier(); }
