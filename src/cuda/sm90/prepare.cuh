@@ -309,7 +309,7 @@ template <bool kBf16, bool kDelta>
 __global__ void __launch_bounds__(sm90::kMostWarps * 32, 4)
     chunk_prepare_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
-  extern __shared__ char unaligned[];
+  char* unaligned = ptx::dynamic_shared();
   char* shared = unaligned + (tile::kAlignment - ptx::shared_address(unaligned)) % tile::kAlignment;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const uint32_t first_head = blockIdx.x * (threads / 32);  // of all slots' value heads

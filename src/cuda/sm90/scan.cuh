@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, sm90::Layout::kCtas)
     chunk_scan_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
   using chunk::divide, chunk::first_row;
-  extern __shared__ char unaligned[];
+  char* unaligned = ptx::dynamic_shared();
   char* shared = unaligned + (tile::kAlignment - ptx::shared_address(unaligned)) % tile::kAlignment;
   const Problem& problem = p.problem;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;

@@ -74,8 +74,8 @@ __device__ __forceinline__ void start_copies(const ScanParams& p, const Chain& c
 }
 
 // Not inlined: ptxas then has the registers to keep the state's products in flight (C7511).
-__device__ __noinline__ void copy_elements(const ScanParams& p, const Chain& c, char* at, int chunk,
-                                           int rows, int lane) {
+inline __device__ __noinline__ void copy_elements(const ScanParams& p, const Chain& c, char* at,
+                                                  int chunk, int rows, int lane) {
   const Problem& problem = p.problem;
   const int64_t begin = c.range.begin + static_cast<int64_t>(chunk) * kChunk;
   copy_rows<RowsTile>(p.args.k, problem.k.at(c.range.batch, begin, c.h), problem.k.t, rows,

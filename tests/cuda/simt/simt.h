@@ -1,6 +1,6 @@
 // Runs a CUDA kernel on the host: every thread of a CTA is a coroutine on its own stack. An
 // exchange in a warp switches to the next lane until all have given their value, a barrier likewise
-// until the whole CTA has arrived. One CTA after the other. Enough to test addresses, masks and
+// until its threads have arrived. One CTA after the other. Enough to test addresses, masks and
 // arithmetic without a GPU; and, with the threads in either order and copies as early or as late as
 // they may be, most missing barriers.
 #pragma once
@@ -60,10 +60,12 @@ inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 
 namespace simt {
 
-constexpr int kLanes = 32, kMaxThreads = 1024, kMaxWords = 8;
+constexpr int kLanes = 32, kMaxThreads = 1024, kMaxWords = 8, kBarriers = 16;
+// A thread that waits for memory is asked again this often before the kernel counts as hanging.
+constexpr int kPatience = 100000;
 constexpr size_t kStack = 128 << 10;
 
-enum class At { running, exchange, barrier, end };
+enum class At { running, exchange, barrier, memory, end };
 
 inline bool backwards = false;    // the last thread first
 inline bool late_copies = false;  // when they are waited for, not when they are issued
@@ -87,7 +89,9 @@ struct Cta {
   At at[kMaxThreads] = {};
   uint32_t given[kMaxThreads][kMaxWords] = {}, taken[kMaxThreads][kMaxWords] = {};
   std::vector<Copy> copies[kMaxThreads];
-  int groups[kMaxThreads] = {};  // committed
+  int groups[kMaxThreads] = {};         // committed
+  int barrier[kMaxThreads] = {};        // which one a thread is at
+  int barrier_threads[kBarriers] = {};  // how many it waits for
   int running = 0, threads = 0;
   std::function<void()> body;
 };
@@ -110,7 +114,14 @@ inline uint32_t taken(int lane, int word = 0) {
   return cta->taken[cta->running / kLanes * kLanes + lane][word];
 }
 inline int lane() { return cta->running % kLanes; }
-inline void barrier() { wait_at(At::barrier); }
+// Barrier 0 is the whole CTA's.
+inline void barrier(int id = 0, int threads = 0) {
+  cta->barrier[cta->running] = id;
+  cta->barrier_threads[id] = threads == 0 ? cta->threads : threads;
+  wait_at(At::barrier);
+}
+// Until other threads have written what this one waits for.
+inline void wait_for_memory() { wait_at(At::memory); }
 
 inline void thread_main() {
   cta->body();
@@ -144,10 +155,11 @@ inline void run_cta(int threads, const std::function<void()>& body) {
     c.thread[i].uc_link = nullptr;
     makecontext(&c.thread[i], thread_main, 0);
   }
+  int asked = 0;
   while (!all_at(At::end, 0, threads)) {
     for (int turn = 0; turn < threads; ++turn) {
       const int i = backwards ? threads - 1 - turn : turn;
-      if (c.at[i] != At::running) continue;
+      if (c.at[i] != At::running && c.at[i] != At::memory) continue;
       c.running = i;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
       swapcontext(&c.scheduler, &c.thread[i]);
@@ -161,17 +173,30 @@ inline void run_cta(int threads, const std::function<void()>& body) {
         }
         released = true;
       }
-    if (all_at(At::barrier, 0, threads)) {
-      for (int i = 0; i < threads; ++i) c.at[i] = At::running;
+    for (int id = 0; id < kBarriers; ++id) {
+      int arrived = 0;
+      for (int i = 0; i < threads; ++i) arrived += c.at[i] == At::barrier && c.barrier[i] == id;
+      if (arrived == 0 || arrived != c.barrier_threads[id]) continue;
+      for (int i = 0; i < threads; ++i)
+        if (c.at[i] == At::barrier && c.barrier[i] == id) c.at[i] = At::running;
       released = true;
     }
-    if (!released) stop("threads wait for others that do not come");
+    bool asking = false;
+    for (int i = 0; i < threads; ++i) asking = asking || c.at[i] == At::memory;
+    asked = released ? 0 : asked + 1;
+    if (!released && (!asking || asked > kPatience))
+      stop("threads wait for others that do not come");
   }
 }
 
 // Dynamic shared memory, poisoned before each CTA.
 inline constexpr size_t kSharedBytes = 228 << 10;
-alignas(128) inline char shared_memory[kSharedBytes];
+alignas(1024) inline char shared_memory[kSharedBytes];
+// What lies at an address of 32 bits, which counts from the first byte.
+template <class T>
+T& at_shared(uint32_t address) {
+  return *reinterpret_cast<T*>(shared_memory + address);
+}
 
 template <class Kernel, class Params>
 void launch(Kernel kernel, int64_t grid, int threads, const Params& params) {
@@ -209,3 +234,10 @@ T __shfl_xor_sync(unsigned, T x, int mask) {
 }
 inline void __syncthreads() { simt::barrier(); }
 inline void __syncwarp() { simt::exchange(0); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  simt::exchange(static_cast<uint32_t>(x));
+  unsigned all = 0;
+  for (int lane = 0; lane < simt::kLanes; ++lane) all |= simt::taken(lane) << lane;
+  return all;
+}
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }

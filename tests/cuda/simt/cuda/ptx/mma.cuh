@@ -43,12 +43,16 @@ inline uint32_t movmatrix_trans(uint32_t x) {
 }
 
 template <bool kBf16>
-float narrow_element(int lane, int word, int half) {
-  const auto bits = static_cast<uint16_t>(simt::taken(lane, word) >> (half * 16));
+float narrow_value(uint16_t bits) {
   if constexpr (kBf16)
     return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
   else
     return to_float(F16{bits});
+}
+
+template <bool kBf16>
+float narrow_element(int lane, int word, int half) {
+  return narrow_value<kBf16>(static_cast<uint16_t>(simt::taken(lane, word) >> (half * 16)));
 }
 
 template <bool kBf16>

@@ -1,0 +1,31 @@
+// What the Hopper chunk kernels do on the host, without the CUDA runtime: which problems they take,
+// how the scan is cut, and the kernels' parameters. Tests run it on machines without CUDA.
+#pragma once
+
+#include <string>
+
+#include "cuda/sm90/scan.params.h"
+#include "recurrence/implementation.h"
+
+namespace linattn::cuda::sm90 {
+
+// How the scan is cut.
+struct Cut {
+  int64_t piece;   // chunks of a piece
+  int64_t pieces;  // of a sequence at most
+};
+
+std::string reject(const Problem& problem, const DeviceFacts& facts);
+
+Cut cut_of(const Problem& problem, const DeviceFacts& facts);
+int64_t workspace_bytes(const Problem& problem);
+
+// A warp each for value heads of one q/k head, which share its tile.
+int prepare_warps(const Problem& problem);
+int64_t prepare_grid(const Problem& problem);
+int64_t scan_grid(const Problem& problem, const Cut& cut);
+
+// All but the tensor maps: `vectors` says whether sizes, strides and addresses allow them.
+ScanParams scan_params(const Problem& problem, const Cut& cut, const linattn_args& args);
+
+}  // namespace linattn::cuda::sm90
