@@ -8,6 +8,88 @@
 
 namespace linattn {
 
+namespace {
+
+// Bytes [begin, end) that a tensor of tokens spans, what one head and one token span, and the
+// steps.
+struct Span {
+  const char* name;
+  uintptr_t begin, end;
+  int64_t head_bytes, token_bytes;
+  int64_t stride_h, stride_t, stride_b;
+};
+
+Span span_of(const char* name, const TokenView& view, const void* data, int64_t heads, int64_t dim,
+             const Problem& p) {
+  const int64_t bytes = size_of(view.type);
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const int64_t head = ((dim - 1) * view.d + 1) * bytes;
+  const int64_t token = (heads - 1) * view.h * bytes + head;
+  const int64_t stride_t = view.t * bytes, stride_b = p.batch > 1 ? view.b * bytes : 0;
+  return {name,
+          begin,
+          begin + static_cast<uintptr_t>((p.batch - 1) * stride_b + (p.num_tokens - 1) * stride_t +
+                                         token),
+          head,
+          token,
+          view.h * bytes,
+          stride_t,
+          stride_b};
+}
+
+// Whether runs of a and of b that both repeat every `period` bytes never meet.
+bool interleaved(const Span& a, int64_t a_bytes, const Span& b, int64_t b_bytes, int64_t period) {
+  if (period <= 0) return false;
+  const auto apart = static_cast<int64_t>(b.begin - a.begin);
+  const int64_t at = (apart % period + period) % period;
+  return at >= a_bytes && at + b_bytes <= period;
+}
+
+// Neighbouring slices of one buffer, of each token or of each head, share its range and no byte.
+bool share_memory(const Span& a, const Span& b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  if (a.stride_t != b.stride_t || a.stride_b != b.stride_b) return true;
+  const auto repeats = [&](int64_t period) {
+    return period > 0 && a.stride_t % period == 0 && a.stride_b % period == 0;
+  };
+  if (repeats(a.stride_t) && interleaved(a, a.token_bytes, b, b.token_bytes, a.stride_t))
+    return false;
+  return a.stride_h != b.stride_h || !repeats(a.stride_h) ||
+         !interleaved(a, a.head_bytes, b, b.head_bytes, a.stride_h);
+}
+
+// Values are read while others are written, so an output must have memory of its own.
+Status check_overlaps(const Problem& p, const linattn_args& args) {
+  if (p.batch * p.num_tokens == 0) return LINATTN_OK;
+  const int64_t channels = p.gate == Gate::channel ? p.dim_k : 1;
+  Span inputs[6], outputs[6];
+  int num_inputs = 0, num_outputs = 0;
+  const auto add = [&](Span* spans, int* count, const char* name, const TokenView& view,
+                       const void* data, int64_t heads, int64_t dim) {
+    if (view.present()) spans[(*count)++] = span_of(name, view, data, heads, dim, p);
+  };
+  add(inputs, &num_inputs, "q", p.q, args.q, p.heads_qk, p.dim_k);
+  add(inputs, &num_inputs, "k", p.k, args.k, p.heads_qk, p.dim_k);
+  add(inputs, &num_inputs, "v", p.v, args.v, p.heads_v, p.dim_v);
+  add(inputs, &num_inputs, "g", p.g, args.g, p.heads_v, channels);
+  add(inputs, &num_inputs, "beta", p.beta, args.beta, p.heads_v, 1);
+  add(inputs, &num_inputs, "do", p.do_, args.do_, p.heads_v, p.dim_v);
+  add(outputs, &num_outputs, "o", p.o, args.o, p.heads_v, p.dim_v);
+  add(outputs, &num_outputs, "dq", p.dq, args.dq, p.heads_qk, p.dim_k);
+  add(outputs, &num_outputs, "dk", p.dk, args.dk, p.heads_qk, p.dim_k);
+  add(outputs, &num_outputs, "dv", p.dv, args.dv, p.heads_v, p.dim_v);
+  add(outputs, &num_outputs, "dg", p.dg, args.dg, p.heads_v, channels);
+  add(outputs, &num_outputs, "dbeta", p.dbeta, args.dbeta, p.heads_v, 1);
+  for (int o = 0; o < num_outputs; ++o)
+    for (int i = 0; i < num_inputs; ++i)
+      LINATTN_REQUIRE(!share_memory(outputs[o], inputs[i]), LINATTN_INVALID_VALUE,
+                      "%s shares memory with %s; an output must have memory of its own",
+                      outputs[o].name, inputs[i].name);
+  return LINATTN_OK;
+}
+
+}  // namespace
+
 Status check_pointers(const Problem& p, const linattn_args& args) {
   const bool tokens = p.batch * p.num_tokens > 0;
   const bool sequences = p.num_sequences > 0;
@@ -51,7 +133,7 @@ Status check_pointers(const Problem& p, const linattn_args& args) {
   for (const auto& row : rows)
     LINATTN_REQUIRE(!row.needed || row.pointer != nullptr, LINATTN_INVALID_VALUE,
                     "%s has a null pointer, but is part of the problem", row.name);
-  return LINATTN_OK;
+  return check_overlaps(p, args);
 }
 
 namespace {

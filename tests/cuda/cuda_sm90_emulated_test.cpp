@@ -165,10 +165,13 @@ void repeated_keys() {
 }  // namespace
 
 int main() {
-  families();
-  gates_and_forms();
-  packed();
-  pieces();
-  repeated_keys();
+  for (const bool backwards : {false, true}) {
+    simt::backwards = backwards;
+    families();
+    gates_and_forms();
+    packed();
+    pieces();
+    repeated_keys();
+  }
   return check::finish();
 }

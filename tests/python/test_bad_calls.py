@@ -129,6 +129,24 @@ def test_force_of_an_implementation_that_refuses():
     assert bool((out == 7).all())
 
 
+@pytest.mark.parametrize("name", ["chunk_kda", "chunk_gated_delta_rule", "fused_recurrent_kda"])
+def test_an_output_in_the_memory_of_an_input(name):
+    call = legal(name)
+    shared = call["v"].clone()
+    call["v"] = shared
+    before = shared.clone()
+    with pytest.raises(ValueError, match="o shares memory with v"):
+        getattr(ops, name)(**call, out=shared)
+    assert torch.equal(shared, before)
+    # Neighbouring slices of one buffer are nobody's overlap.
+    room = torch.zeros(*shared.shape[:3], 2 * shared.shape[3])
+    call["v"] = room[..., : shared.shape[3]].copy_(before)
+    o = getattr(ops, name)(**call, out=room[..., shared.shape[3] :])[0]
+    assert torch.equal(room[..., : shared.shape[3]], before)
+    call["v"] = before
+    assert torch.equal(o, getattr(ops, name)(**call)[0])
+
+
 def test_a_refused_pool_is_untouched_among_good_calls():
     """The plan of a good call is in the cache; a bad one of other shapes does not use it."""
     pool = torch.randn(4, HV, K, V)
