@@ -32,7 +32,7 @@ help: ## This list
 .PHONY: configure
 configure: $(venv)/stamp-build
 	@command -v nvcc >/dev/null || echo "nvcc not found: building the CPU library"
-	cmake --preset default --log-level=WARNING
+	cmake --preset default --log-level=WARNING $(if $(LINATTN_CUDA),-DLINATTN_CUDA=$(LINATTN_CUDA))
 
 .PHONY: library
 library: configure ## The library in build/
