@@ -1,4 +1,5 @@
-# `make help` lists the targets. Everything lands in .venv and build*/; nothing else is touched.
+# `make help` lists the targets. They write .venv and build*/; besides, `demo` writes demo/loss.png and
+# demo/sample.txt, `wheel` dist/, `docs` site/, and `format` the sources.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 

@@ -80,13 +80,13 @@ class Plan:
     )
 
     def __init__(self, problem: bytes, q: Tensor, what: str) -> None:
+        self.handle: int | None = None  # until there is a plan: __del__ runs whatever fails
         lib = library()
         follow_torch_threads(torch.get_num_threads())
         handle = ctypes.c_void_p()
         device = device_of(q.device)
         status = lib.linattn_plan(problem, device, ctypes.byref(handle))
         if status != _abi.OK:
-            self.handle = None
             raise_status(lib, status, problem, device)
         self.handle = handle.value
         self.run = lib.linattn_run

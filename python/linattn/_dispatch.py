@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _state
-from ._library import explain_json, implementations_json, library
+from ._library import explain_json, implementation_id, implementations_json
 
 
 @dataclass(frozen=True)
@@ -85,29 +85,21 @@ def _require_name(what: str, name: object) -> None:
 def _list_of(op: str, lists: tuple[str, ...]) -> str:
     if op in lists:
         return op
-    for ending, prefix in (("_bwd", "backward"), ("backward", "backward")):
-        if op.endswith(ending):
-            return next(name for name in lists if name.endswith(prefix))
-    for start, name in (("chunk_", "chunk_forward"), ("fused_recurrent_", "recurrent_forward")):
-        if op.startswith(start):
-            return name
-    raise ValueError(f"op is {op!r}; allowed: {', '.join(lists)}, or an operator's name")
+    from ._explain import find_operator, operator_names
+
+    if find_operator(op) is None:
+        allowed = ", ".join((*lists, *operator_names()))
+        raise ValueError(f"op is {op!r}; allowed: {allowed}")
+    if op.endswith("_bwd"):
+        return "backward"
+    return "chunk_forward" if op.startswith("chunk_") else "recurrent_forward"
 
 
 @contextmanager
 def force(name: str) -> Iterator[None]:
     """Calls of this thread inside the block run the named implementation or raise its reason."""
     _require_name("name", name)
-    identifier = library().linattn_implementation_id(name.encode())
-    if identifier < 0:
-        known = {
-            entry.name
-            for devices in implementations().values()
-            for entries in devices.values()
-            for entry in entries
-        }
-        raise ValueError(f"no implementation is named {name!r}; known: {', '.join(sorted(known))}")
-    with _state.forced(identifier):
+    with _state.forced(implementation_id(name)):
         yield
 
 

@@ -26,6 +26,22 @@ class _Captured(Exception):
     pass
 
 
+def operator_names() -> list[str]:
+    from . import ops
+
+    return [name for name in ops.__all__ if name.startswith(("chunk_", "fused_recurrent_"))]
+
+
+def find_operator(name: str) -> Callable[..., Any] | None:
+    """What a name, with ``_bwd`` or a chunk form's ``_fwd`` or without, is a pass of."""
+    from . import ops
+
+    base = name.removesuffix("_bwd")
+    if base.startswith("chunk_"):
+        base = base.removesuffix("_fwd")
+    return getattr(ops, base) if base in operator_names() else None
+
+
 def problem_of(
     op: str | Callable[..., Any],
     args: tuple[Any, ...],
@@ -36,17 +52,11 @@ def problem_of(
 
     With ``device`` the tensors are taken to lie there, whatever their own device.
     """
-    from . import ops
-
     name = op if isinstance(op, str) else op.__name__
     backward = name.endswith("_bwd")
-    base = name.removesuffix("_bwd")
-    if base.startswith("chunk_"):
-        base = base.removesuffix("_fwd")
-    operator = getattr(ops, base, None)
-    if operator is None or not base.startswith(("chunk_", "fused_recurrent_")):
-        operators = [n for n in ops.__all__ if n.startswith(("chunk_", "fused_recurrent_"))]
-        raise ValueError(f"op is {name!r}; allowed: {', '.join(operators)}")
+    operator = find_operator(name)
+    if operator is None:
+        raise ValueError(f"op is {name!r}; allowed: {', '.join(operator_names())}")
     found: list[Any] = []
 
     def receive(

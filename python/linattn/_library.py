@@ -108,7 +108,7 @@ def follow_torch_threads(count: int) -> None:
     global _threads_follow_torch
     if not _threads_follow_torch:
         _threads_follow_torch = True
-        if "LINATTN_NUM_THREADS" not in os.environ:
+        if not os.environ.get("LINATTN_NUM_THREADS"):
             library().linattn_set_num_threads(count)
 
 
@@ -134,6 +134,16 @@ def implementations_json() -> dict[str, dict[str, list[dict[str, Any]]]]:
     handle = library()
     result: dict[str, Any] = json.loads(_text(handle, handle.linattn_implementations))
     return result
+
+
+def implementation_id(name: str) -> int:
+    """The number that a problem's ``force`` takes for an implementation."""
+    identifier: int = library().linattn_implementation_id(name.encode())
+    if identifier < 0:
+        lists = implementations_json().values()
+        known = {e["name"] for devices in lists for entries in devices.values() for e in entries}
+        raise ValueError(f"no implementation is named {name!r}; known: {', '.join(sorted(known))}")
+    return identifier
 
 
 def raise_status(

@@ -5,6 +5,7 @@
 
 #include "api/lists.h"
 #include "api/run_checks.h"
+#include "core/environment.h"
 #include "core/ledger.h"
 #include "core/log.h"
 #include "recurrence/families.h"
@@ -66,6 +67,7 @@ std::string reason_to_refuse(const Implementation& entry, const Plan& plan) {
 constexpr int64_t kAlignmentRoom = Ledger::kAlignment - 1;
 
 Status walk(Plan* plan) {
+  LINATTN_RETURN_IF_FAILED(check_environment());
   std::string forced;
   LINATTN_RETURN_IF_FAILED(forced_name(plan->problem, &forced));
   for (const Implementation* entry : implementations(list_of(plan->problem))) {

@@ -2,24 +2,18 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
-#include <string_view>
+
+#include "core/environment.h"
 
 namespace linattn {
 namespace {
-
-bool verbose_at_load() {
-  const char* text = std::getenv("LINATTN_VERBOSE");
-  return text != nullptr && std::string_view(text) == "dispatch";
-}
 
 void to_stderr(int32_t, const char* message, void*) {
   std::fprintf(stderr, "linattn: %s\n", message);
 }
 
-// The environment is read when the library is loaded, never later.
-const linattn_log_function default_function = verbose_at_load() ? to_stderr : nullptr;
+const linattn_log_function default_function = verbose_in_environment() ? to_stderr : nullptr;
 
 std::mutex mutex;
 linattn_log_function current = default_function;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -15,6 +14,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "core/environment.h"
 
 namespace linattn {
 namespace {
@@ -26,12 +27,10 @@ int cores_of_process() {
 }
 
 int default_threads() {
-  const char* text = std::getenv("LINATTN_NUM_THREADS");
-  const int asked = text == nullptr ? 0 : std::atoi(text);
-  return asked > 0 ? std::min(asked, 1024) : cores_of_process();
+  const int asked = threads_in_environment();
+  return asked > 0 ? asked : cores_of_process();
 }
 
-// The environment is read when the library is loaded, never later.
 const int threads_at_load = default_threads();
 std::atomic<int> threads_now{threads_at_load};
 

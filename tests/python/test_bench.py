@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -29,7 +31,7 @@ from linattn.bench.workloads import (
     small,
 )
 from linattn.cli import bench as bench_command
-from linattn.cli import main
+from linattn.cli import main, make_parser
 from linattn.testing import Case, device_of, error, make_inputs, reference
 from linattn.testing.cases import FAMILIES
 from linattn.testing.native import Plan, pack_args, pack_problem
@@ -233,9 +235,56 @@ def test_command_writes_table_csv_and_plot(tmp_path, capsys):
     assert "allowed: fla" in capsys.readouterr().err
 
 
-def test_a_missing_gpu_is_named(capsys):
-    assert main(["bench", "--device", "cuda:63", "--kind", "chunk"]) == 2
-    assert "--device is cuda:63; torch sees" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cuda", "cuda:63"])
+def test_a_missing_gpu_is_named(device, capsys):
+    index = device_of(device).index
+    if torch.cuda.device_count() > index:
+        pytest.skip(f"{device} is here")
+    assert main(["bench", "--small", "--device", device]) == 2
+    error_text = capsys.readouterr().err
+    assert f"--device is cuda:{index}; torch sees" in error_text and error_text.count("\n") == 1
+
+
+def test_small_rows_state_the_sizes_that_ran(capsys):
+    for workload in map(small, [*cpu_workloads(), *cuda_workloads()]):
+        stated = dict(re.findall(r"\b(T|N)=(\d+)", workload.name))
+        case = workload.case
+        ran = {"T": case.tokens, "N": case.num_sequences}
+        assert stated and all(int(n) == ran[axis] for axis, n in stated.items()), workload.name
+    what = ["--op", "lightning", "--kind", "chunk", "--seconds", "0"]
+    assert main(["bench", "--small", *what]) == 0
+    text = capsys.readouterr().out
+    assert "T=256 H=8 (small)" in text and "T=4096" not in text and "of floor" not in text
+
+
+def test_small_rows_are_work_of_their_own():
+    rows = [small(w) for w in cuda_workloads()]
+    by_name = {w.name: w for w in rows}
+    assert all(by_name[w.name] == w for w in rows), "two rows of one name differ"
+    assert len(by_name) < len(rows)  # so the command drops the repeated ones
+
+
+def test_full_rows_state_their_share_of_the_floor():
+    options = make_parser().parse_args(["bench", "--against", "torch"])
+    done = Measurement(next(cpu_workloads()), "cpu", 1.0, 1.0)
+    refused = Measurement(next(cpu_workloads()), refused="no")
+    for given, share in ((options, 1), (make_parser().parse_args(["bench", "--small"]), 0)):
+        columns = bench_command.columns_of(given)
+        assert columns.count("of floor") == share
+        for m in (done, refused):
+            assert len(bench_command.row_of(m, ROOF, given)) == len(columns)
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_timed(monkeypatch, capsys):
+    def never(*_):
+        raise AssertionError("timed")
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("cpu_roof", "measure"):
+        monkeypatch.setattr(bench_command, name, never)
+    assert main(["bench", "--small", "--plot", "x.png"]) == 2
+    text = capsys.readouterr().err
+    assert "matplotlib" in text and "extra `cli`" in text and text.count("\n") == 1
 
 
 def test_the_command_is_kept_without_its_files():

@@ -104,6 +104,9 @@ def test_explain_names_a_bad_argument(capsys):
     assert "HV = 4" in capsys.readouterr().err
     assert main(["explain", "kda", "--pool", "1", "--batch", "2"]) == 2
     assert "--pool is 1" in capsys.readouterr().err
+    assert main(["explain", "kda", "--implementation", "warp_drive"]) == 2
+    text = capsys.readouterr().err
+    assert "'warp_drive'; known: " in text and "cpu" in text and "reference" in text
     with pytest.raises(SystemExit):
         main(["explain", "attention"])
     assert "kda, gdn, delta" in capsys.readouterr().err

@@ -1,6 +1,9 @@
 """explain, implementations, force, last_implementation, the log line, DispatchError."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -22,6 +25,10 @@ def test_implementations_are_ordered_lists():
     assert set(linattn.implementations(device="cpu")["backward"]) == {"cpu"}
     with pytest.raises(ValueError, match="op is 'softmax'"):
         linattn.implementations("softmax")
+    for wrong in ("chunk_kd", "chunk_", "kda", "fused_kda_gate", "no_backward"):
+        with pytest.raises(ValueError, match=f"op is '{wrong}'; allowed: .*chunk_kda, ") as caught:
+            linattn.implementations(wrong, "cpu")
+        assert all(name in str(caught.value) for name in lists)
     with pytest.raises(ValueError, match="device is 'tpu'"):
         linattn.implementations(device="tpu")
 
@@ -129,6 +136,54 @@ def test_statuses_have_their_exceptions():
         _abi.OUT_OF_MEMORY: "MemoryError",
         _abi.NOT_IMPLEMENTED: "NotImplementedError",
     }
+
+
+def in_a_process(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+CALL = """import torch, linattn.ops
+q = torch.ones(1, 3, 1, 16)
+linattn.ops.chunk_lightning_attn(q, q, q, 0, 1)
+"""
+
+
+def test_a_missing_library_is_one_error(tmp_path):
+    """And no second one from the plan that was not made."""
+    missing = tmp_path / "liblinattn.so"
+    done = in_a_process(CALL, LINATTN_LIBRARY=str(missing))
+    assert done.returncode == 1 and str(missing) in done.stderr.splitlines()[-1]
+    assert "Exception ignored" not in done.stderr and "AttributeError" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *(("LINATTN_NUM_THREADS", v, "1 to 1024") for v in ("abc", "0", "-3", "2x", "9999999999")),
+        ("LINATTN_VERBOSE", "1", "dispatch"),
+        ("LINATTN_FORCE", "warp_drive", "reference"),
+    ],
+)
+def test_a_bad_variable_is_named(name, value, allowed):
+    done = in_a_process(CALL, **{name: value})
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(f"ValueError: {name} is '{value}'")
+    assert allowed in last
+
+
+def test_variables_with_good_values_or_none():
+    none = dict.fromkeys(("LINATTN_NUM_THREADS", "LINATTN_VERBOSE", "LINATTN_FORCE"), "")
+    done = in_a_process(CALL, **none)
+    assert done.returncode == 0 and not done.stderr
+    threads = "from linattn._library import library; print(library().linattn_get_num_threads())"
+    good = {"LINATTN_NUM_THREADS": "3", "LINATTN_VERBOSE": "dispatch"}
+    done = in_a_process(CALL + threads, **good)
+    assert done.returncode == 0 and done.stdout == "3\n" and "lightning" in done.stderr
 
 
 def test_library_path_follows_the_environment(monkeypatch, tmp_path):

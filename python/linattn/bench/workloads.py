@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -173,4 +174,6 @@ def small(workload: Workload) -> Workload:
     """The same work in miniature, to try the command itself."""
     case = workload.case
     case = replace(case, tokens=min(case.tokens, 256), batch=min(case.batch, 2))
-    return replace(workload, name=f"{workload.name} (small)", case=case)
+    cut = {"T": case.tokens, "N": case.num_sequences}
+    name = re.sub(r"\b([TN])=\d+", lambda size: f"{size[1]}={cut[size[1]]}", workload.name)
+    return replace(workload, name=f"{name} (small)", case=case)

@@ -17,6 +17,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from .. import _abi
@@ -72,7 +73,11 @@ def run(options: argparse.Namespace) -> int:
     workloads = list((cpu_workloads if on_cpu else cuda_workloads)(families))
     workloads = [w for w in workloads if not options.kind or w.kind in options.kind]
     if options.small:
-        workloads = [small(w) for w in workloads]
+        # Sizes that differ in what was cut are one row now.
+        workloads = list(dict.fromkeys(small(w) for w in workloads))
+    if options.plot and find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib, which is not installed; it is in linattn's "
+                          "extra `cli`")  # fmt: skip
     if not on_cpu and options.clock != "wall":
         raise ValueError(f"--clock is {options.clock}; allowed on {options.device}: wall")
     if options.clock == "cpu":  # threads that spin while they wait would be counted as work
@@ -128,10 +133,19 @@ def _milliseconds(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{seconds * 1e3:.4g}"
 
 
-def row_of(m: Measurement, roof: Roof, against: Sequence[str]) -> tuple[str, ...]:
+def columns_of(options: argparse.Namespace) -> list[str]:
+    """Tiny work lies in the caches, where the floor of large work says nothing."""
+    share = [] if options.small else ["of floor"]
+    return ["work", "implementation", "kernel ms", "call ms", "GFLOP/s", "GB/s", "floor ms", *share,
+            "workspace MiB", *(f"x over {peer}" for peer in options.against)]  # fmt: skip
+
+
+def row_of(m: Measurement, roof: Roof, options: argparse.Namespace) -> tuple[str, ...]:
+    against = options.against
     if m.refused:
-        return (m.workload.name, "refused", *["-"] * (7 + len(against)))
+        return (m.workload.name, "refused", *["-"] * (len(columns_of(options)) - 2))
     floor = m.floor_s(roof)
+    share = () if options.small else (f"{100 * floor / m.kernel_s:.3g} %",)
     return (
         m.workload.name,
         m.implementation,
@@ -140,7 +154,7 @@ def row_of(m: Measurement, roof: Roof, against: Sequence[str]) -> tuple[str, ...
         f"{m.flops_per_s / 1e9:.4g}",
         f"{m.bytes_per_s / 1e9:.4g}",
         _milliseconds(floor),
-        f"{100 * floor / m.kernel_s:.3g} %",
+        *share,
         f"{m.workspace_bytes / 2**20:.3g}",
         *(f"{m.speedup(peer):.2f}" if peer in m.peers_s else "-" for peer in against),
     )
@@ -156,10 +170,8 @@ def _show(done: Sequence[Measurement], roof: Roof, options: argparse.Namespace) 
     elif load > 1.5 * cores:
         print(f"the machine is busy (load {load:.1f} on {cores} cores): wall times are noise, "
               "--clock cpu is steadier\n")  # fmt: skip
-    columns = ["work", "implementation", "kernel ms", "call ms", "GFLOP/s", "GB/s", "floor ms",
-               "of floor", "workspace MiB"]  # fmt: skip
-    columns += [f"x over {peer}" for peer in options.against]
-    rows = [row_of(m, roof, options.against) for m in done]
+    columns = columns_of(options)
+    rows = [row_of(m, roof, options) for m in done]
     show_table("Times", columns, rows, columns[2:])
     _kernels(done)
     _notes(done)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _abi
 from .._errors import DispatchError
-from .._library import Device, explain_json, library, raise_status
+from .._library import Device, explain_json, implementation_id, library, raise_status
 from .cases import (
     BETA_FORM_CODES,
     FAMILY_CODES,
@@ -109,9 +109,7 @@ def pack_problem(
     """linattn_problem of a case; tensors without an entry in `strides` are compact."""
     force = 0
     if implementation is not None:
-        force = library().linattn_implementation_id(implementation.encode())
-        if force < 0:
-            raise ValueError(f"no implementation has the name {implementation!r}")
+        force = implementation_id(implementation)
     head = struct.pack(
         _abi.PROBLEM_SCALARS_FORMAT,
         int(_abi.STRUCTS["linattn_problem"]["size"]),  # type: ignore[call-overload]
