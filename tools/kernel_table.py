@@ -29,6 +29,8 @@ ARGUMENTS = {
     "chunk_states_portable": ("K", "channel", "delta"),
     "chunk_gradient_channel_portable": ("K", "delta"),
     "chunk_gradient_token_portable": ("K", "delta"),
+    "chunk_prepare_sm90": ("bf16", "delta"),
+    "chunk_scan_sm90": ("bf16", "delta"),
 }
 
 Row = dict[str, str | int]
