@@ -10,52 +10,44 @@ namespace linattn {
 
 namespace {
 
-// Bytes [begin, end) that a tensor of tokens spans, what one head and one token span, and the
-// steps.
+// Bytes [begin, end) that a tensor of tokens spans. For the axes heads, tokens, batch: the step, 0
+// where there is one element, whose stride may be anything, and what all axes inside span.
 struct Span {
   const char* name;
   uintptr_t begin, end;
-  int64_t head_bytes, token_bytes;
-  int64_t stride_h, stride_t, stride_b;
+  int64_t stride[3], inside[3];
 };
 
 Span span_of(const char* name, const TokenView& view, const void* data, int64_t heads, int64_t dim,
              const Problem& p) {
   const int64_t bytes = size_of(view.type);
+  const int64_t sizes[3] = {heads, p.num_tokens, p.batch}, strides[3] = {view.h, view.t, view.b};
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  const int64_t head = ((dim - 1) * view.d + 1) * bytes;
-  const int64_t token = (heads - 1) * view.h * bytes + head;
-  const int64_t stride_t = view.t * bytes, stride_b = p.batch > 1 ? view.b * bytes : 0;
-  return {name,
-          begin,
-          begin + static_cast<uintptr_t>((p.batch - 1) * stride_b + (p.num_tokens - 1) * stride_t +
-                                         token),
-          head,
-          token,
-          view.h * bytes,
-          stride_t,
-          stride_b};
+  Span span{name, begin, begin, {}, {}};
+  int64_t all = bytes + (dim > 1 ? (dim - 1) * view.d * bytes : 0);
+  for (int axis = 0; axis < 3; ++axis) {
+    span.inside[axis] = all;
+    span.stride[axis] = sizes[axis] > 1 ? strides[axis] * bytes : 0;
+    all += (sizes[axis] - 1) * span.stride[axis];
+  }
+  span.end = begin + static_cast<uintptr_t>(all);
+  return span;
 }
 
-// Whether runs of a and of b that both repeat every `period` bytes never meet.
-bool interleaved(const Span& a, int64_t a_bytes, const Span& b, int64_t b_bytes, int64_t period) {
-  if (period <= 0) return false;
-  const auto apart = static_cast<int64_t>(b.begin - a.begin);
-  const int64_t at = (apart % period + period) % period;
-  return at >= a_bytes && at + b_bytes <= period;
-}
-
-// Neighbouring slices of one buffer, of each token or of each head, share its range and no byte.
+// Neighbouring slices of one buffer, of each head, token or batch, share its range and no byte.
 bool share_memory(const Span& a, const Span& b) {
   if (a.end <= b.begin || b.end <= a.begin) return false;
-  if (a.stride_t != b.stride_t || a.stride_b != b.stride_b) return true;
-  const auto repeats = [&](int64_t period) {
-    return period > 0 && a.stride_t % period == 0 && a.stride_b % period == 0;
-  };
-  if (repeats(a.stride_t) && interleaved(a, a.token_bytes, b, b.token_bytes, a.stride_t))
-    return false;
-  return a.stride_h != b.stride_h || !repeats(a.stride_h) ||
-         !interleaved(a, a.head_bytes, b, b.head_bytes, a.stride_h);
+  for (int axis = 0; axis < 3; ++axis) {
+    const int64_t period = a.stride[axis];
+    bool repeats = period > 0 && b.stride[axis] == period;
+    for (int outer = axis + 1; outer < 3 && repeats; ++outer)
+      repeats = a.stride[outer] == b.stride[outer] && a.stride[outer] % period == 0;
+    if (!repeats) continue;
+    const auto apart = static_cast<int64_t>(b.begin - a.begin);
+    const int64_t at = (apart % period + period) % period;
+    if (at >= a.inside[axis] && at + b.inside[axis] <= period) return false;
+  }
+  return true;
 }
 
 // Values are read while others are written, so an output must have memory of its own.

@@ -138,13 +138,15 @@ def test_an_output_in_the_memory_of_an_input(name):
     with pytest.raises(ValueError, match="o shares memory with v"):
         getattr(ops, name)(**call, out=shared)
     assert torch.equal(shared, before)
-    # Neighbouring slices of one buffer are nobody's overlap.
-    room = torch.zeros(*shared.shape[:3], 2 * shared.shape[3])
-    call["v"] = room[..., : shared.shape[3]].copy_(before)
-    o = getattr(ops, name)(**call, out=room[..., shared.shape[3] :])[0]
-    assert torch.equal(room[..., : shared.shape[3]], before)
-    call["v"] = before
-    assert torch.equal(o, getattr(ops, name)(**call)[0])
+    # Neighbouring slices of one buffer are nobody's overlap, whichever axis they are of.
+    for axis in (1, 2, 3):
+        size = shared.shape[axis]
+        room = torch.cat([before, torch.zeros_like(before)], axis)
+        call["v"] = room.narrow(axis, 0, size)
+        o = getattr(ops, name)(**call, out=room.narrow(axis, size, size))[0]
+        assert torch.equal(call["v"], before)
+        call["v"] = before
+        assert torch.equal(o, getattr(ops, name)(**call)[0])
 
 
 def test_a_refused_pool_is_untouched_among_good_calls():
