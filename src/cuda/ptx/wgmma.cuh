@@ -32,6 +32,14 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Operands are complete before the fence that follows.
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&a)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+
 // d (+)= a b, N = 32, 16-bit, k = 16; b K-major. a: rows 16w + l/4 (+8), k 2 (l%4) (+1), (+8).
 template <bool kBf16, bool kAccumulate>
 __device__ __forceinline__ void wgmma_k16(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {

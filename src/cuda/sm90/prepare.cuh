@@ -112,7 +112,8 @@ __device__ __forceinline__ void decay_products(Products& kk, Products& qk, const
     for (int side = 0; side < 2; ++side) {
       const int i = 16 * half + 8 * side + g;
       whole[side] = s.g_whole[i], part[side] = s.g_part[i];
-      of_a[side] = kDelta ? s.of_a[i] : 0.0f, of_p[side] = s.of_p[i];
+      of_a[side] = kDelta ? s.of_a[i] : 0.0f;
+      of_p[side] = kDelta ? kCut * s.of_p[i] : s.of_p[i];
     }
 #pragma unroll
     for (int tile = half == 0 ? 0 : 2; tile < (half == 0 ? 2 : 6); ++tile) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void store_t(char* square, const Block& x, const floa
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
     const int column = 16 * j + lane / 4 + 8 * side;
-    const float scale = beta[column];
+    const float scale = kCut * beta[column];
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
@@ -210,7 +211,7 @@ __device__ __forceinline__ void store_factors(Record& record, const Tokens& s, i
   const float whole = s.g_whole[lane], part = s.g_part[lane];
   const float whole_end = s.g_whole[kChunk - 1], part_end = s.g_part[kChunk - 1];
   const float from_start = ptx::exp2(whole + part);
-  record.read_k[lane] = kCut * s.norm_k[lane] * from_start;
+  record.read_k[lane] = s.norm_k[lane] * from_start;
   record.read_q[lane] = s.of_p[lane] * from_start;
   record.write_k[lane] = s.norm_k[lane] * ptx::exp2((whole_end - whole) + (part_end - part));
   if (lane == 0) {

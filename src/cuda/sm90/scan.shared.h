@@ -15,7 +15,7 @@ inline constexpr int kSlab = 64;        // value columns of a state warpgroup
 inline constexpr int kWarpgroup = 128;  // threads
 
 using RowsTile = tile::Tile<2 * kChunk, kDim, 2>;  // k above q: [token, channel]
-using ValuesTile = tile::Tile<kChunk, kSlab, 2>;   // v, then o: [token, column]
+using ValuesTile = tile::Tile<kChunk, kSlab, 2>;   // v: [token, column]
 using SquareTile = tile::Tile<kChunk, kChunk, 4>;  // T, P: [row, column], see square_column
 
 // Column j of T and P lies at column square_column(j): the accumulators' pairs of neighbouring
@@ -24,16 +24,16 @@ LINATTN_HOST_DEVICE constexpr int square_column(int j) {
   return (j & ~7) | (j & 1) << 2 | (j & 7) >> 1;
 }
 
-// Where the tensor cores cut bits of the mantissa off, this makes up for it on average: 0 to 2^-10
-// of a mantissa in [1, 2) goes.
+// Where the tensor cores cut bits of the other factor's mantissa off, this makes up for it on
+// average: 0 to 2^-10 of a mantissa in [1, 2) goes.
 inline constexpr float kCut = 1.0f + 0.3466f / 1024.0f;
 
 // What preparation hands to the scan, one chunk of one value head, in the scan's memory image.
 struct alignas(128) Record {
-  float t[kChunk * kChunk];  // (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
-  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise
+  float t[kChunk * kChunk];  // kCut (I + A)^-1 diag(beta), SquareTile; absent when additive
+  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut for the delta update
   // Per-token factors, applied to accumulators.
-  float read_k[kChunk];   // kCut |k|^-1 exp(G): what reads the state for K~
+  float read_k[kChunk];   // |k|^-1 exp(G): what reads the state for K~
   float read_q[kChunk];   // scale |q|^-1 exp(G)
   float write_k[kChunk];  // |k|^-1 exp(G_C - G)
   float decay;            // exp(G_C)
@@ -94,13 +94,17 @@ struct Layout {
       kRecord + (static_cast<int>(sizeof(Record)) + tile::kAlignment - 1) / tile::kAlignment *
                     tile::kAlignment;
 
-  static constexpr int kChainAt = kStages * kStageBytes;
+  static constexpr int kOutputAt = kStages * kStageBytes;
+  static constexpr int kChainAt = kOutputAt + ValuesTile::kTileBytes;
   static constexpr int kBarriersAt = kChainAt + (static_cast<int>(sizeof(Chain)) + 15) / 16 * 16;
   static constexpr int kBarriers = 2 * kStages + 1;  // full, empty a stage; landed
   static constexpr int kBytes = kBarriersAt + kBarriers * 8;
   // The start of dynamic shared memory is aligned by hand.
   static constexpr int kSharedBytes = kBytes + tile::kAlignment;
   static_assert(kCtas * (kSharedBytes + 1024) <= 228 * 1024, "an SM has 228 KB");
+  // With this much a CTA has an SM for itself: where there are no more CTAs than SMs, two of them
+  // must not meet while another SM is idle.
+  static constexpr int kAloneBytes = 116 * 1024;
 };
 
 }  // namespace linattn::cuda::sm90

@@ -2,11 +2,14 @@
 // the last:
 //   X_k = S^T K^T, X_q = S^T Q^T,  Z = V - read_k X_k,  R = Z T^T,  O = read_q X_q + R P^T,
 //   S^T = decay S^T + (write_k R) K.
-// Thread (warp w, lane l) holds value columns 16w + l/4 and + 8.
+// Only X_k, Z, R and S^T wait for each other from chunk to chunk. X_q runs while R is rounded; P
+// and what becomes of O while the next chunk's X_k runs. Thread (warp w, lane l) holds value
+// columns 16w + l/4 and + 8.
 #pragma once
 
 #include "cuda/portable/chunk.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/stmatrix.cuh"
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/ptx/warp.cuh"
@@ -31,8 +34,9 @@ __device__ __forceinline__ void for_state(const StateView& view, int64_t offset,
 }
 
 __device__ __forceinline__ void store_state(const StateView& view, void* data, int64_t offset,
-                                            float (&s)[64]) {
-  for_state(view, offset, s, [&](float x, int64_t at) { store_element(view.type, data, at, x); });
+                                            float (&s)[64], float scale) {
+  for_state(view, offset, s,
+            [&](float x, int64_t at) { store_element(view.type, data, at, x * scale); });
 }
 
 // S^T as A operands of k = 16.
@@ -45,13 +49,13 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
       a[step][e] = pack<kBf16>(s[8 * step + 2 * e], s[8 * step + 2 * e + 1]);
 }
 
-// x = S^T rows^T for rows first.. of a tile.
+// x = S^T rows^T for rows first.. of the [K; Q] tile.
 template <bool kBf16>
-__device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8][4], uint32_t tile,
-                                           int first) {
+__device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8][4],
+                                           uint64_t stage, int first) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const uint64_t rows = tile::k_major<RowsTile>(tile, first, step);
+    const uint64_t rows = stage + tile::k_major<RowsTile>(Layout::kKeys, first, step);
     if (step == 0)
       ptx::wgmma_k16<kBf16, false>(x, a[step], rows);
     else
@@ -60,13 +64,14 @@ __device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8
   ptx::commit_wgmma();
 }
 
-// x (+)= y square^T. The tensor cores cut the lower 13 bits of y off.
+// x (+)= y square^T for the square at `offset` in the stage. The tensor cores cut the lower 13 bits
+// of y off.
 template <bool kAccumulate>
 __device__ __forceinline__ void multiply_square(float (&x)[16], const uint32_t (&y)[4][4],
-                                                uint32_t square) {
+                                                uint64_t stage, int offset) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const uint64_t rows = tile::k_major<SquareTile>(square, 0, step);
+    const uint64_t rows = stage + tile::k_major<SquareTile>(offset, 0, step);
     if (step == 0)
       ptx::wgmma_k8_tf32<kAccumulate>(x, y[step], rows);
     else
@@ -81,40 +86,126 @@ __device__ __forceinline__ void operand(uint32_t (&a)[4], float x0, float x1, fl
   a[2] = ptx::float_bits(x1), a[3] = ptx::float_bits(x3);
 }
 
-// o: [token, column] of the chunk's first row; through the memory of v.
+// A warp's 16 columns of o: rows of 32 bytes. 16-byte units change places every four rows, so that
+// eight rows of a unit meet no bank twice.
+__device__ __forceinline__ int output_byte(int row, int unit) {
+  return row * 32 + ((unit ^ (row / 4 & 1)) << 4);
+}
+
+// Rows of o that are not 32, or not at multiples of 16 bytes: `rows` or less from the thread's
+// place in its warp's buffer. Not inlined: the loop that stores whole chunks is shorter without it.
+inline __device__ __noinline__ void store_some(char* to, const char* from, int64_t stride,
+                                               int rows) {
+  const int row = lane_of_warp() / 2;
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i)
+    if (row + i / 8 * 16 < rows)
+      reinterpret_cast<uint16_t*>(to)[i / 8 * 16 * stride + i % 8] =
+          reinterpret_cast<const uint16_t*>(from + i / 8 * 16 * 32)[i % 8];
+}
+
+// The thread's share of o: of a chunk 16 bytes of tokens l/2 and l/2 + 16.
+struct Output {
+  char* to;          // of the next chunk
+  const char* from;  // in the warp's buffer
+  uint32_t tile;     // a row of an 8 x 8 tile there
+  int half;          // bytes from a token to the 16th behind it
+
+  __device__ __forceinline__ Output(const ScanParams& p, const Chain& c, char* buffer) {
+    const TokenView& view = p.problem.o;
+    const int warp = thread_of_warpgroup() / 32, lane = lane_of_warp();
+    const int64_t token = c.range.begin + static_cast<int64_t>(c.begin) * kChunk + lane / 2;
+    to = reinterpret_cast<char*>(
+        static_cast<uint16_t*>(p.args.o) +
+        view.at(c.range.batch, token, c.hv, c.v0 + warp * 16 + lane % 2 * 8));
+    buffer += warp * kChunk * 32;
+    from = buffer + output_byte(lane / 2, lane % 2);
+    tile = ptx::shared_address(buffer) + output_byte((lane & 7) + (lane & 16) / 2, lane / 8 & 1);
+    half = ptx::opaque(static_cast<int>(32 * view.t));
+  }
+
+  // Into the warp's buffer, and from there as rows.
+  template <bool kBf16>
+  __device__ __forceinline__ void store(const ScanParams& p, const float (&x)[16], int rows) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      // Tiles of 8 tokens by 8 columns: (token 8j, column), (8j, column + 8), then of j + 1.
+      const uint32_t pairs[4] = {
+          pack<kBf16>(x[4 * j], x[4 * j + 1]), pack<kBf16>(x[4 * j + 2], x[4 * j + 3]),
+          pack<kBf16>(x[4 * j + 4], x[4 * j + 5]), pack<kBf16>(x[4 * j + 6], x[4 * j + 7])};
+      ptx::stmatrix_x4_trans(tile + j * 8 * 32, pairs);
+    }
+    __syncwarp();
+    if (p.vectors && rows == kChunk) {
+      const uint4 first = *reinterpret_cast<const uint4*>(from);
+      const uint4 second = *reinterpret_cast<const uint4*>(from + 16 * 32);
+      *reinterpret_cast<uint4*>(to) = first;
+      *reinterpret_cast<uint4*>(to + half) = second;
+    } else if (rows > 0) {
+      store_some(to, from, p.problem.o.t, rows);
+    }
+    to += half, to += half;
+  }
+};
+
+// Value tiles j, j + 1 as the accumulators have them.
 template <bool kBf16>
-__device__ __forceinline__ void store_o(const ScanParams& p, uint16_t* o, int rows,
-                                        const float (&x)[16], char* values, int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  const uint32_t tile = ptx::shared_address(values);
+__device__ __forceinline__ void load_values(float (&v)[16], uint32_t values) {
 #pragma unroll
   for (int j = 0; j < 4; j += 2) {
-    // Tiles of 8 tokens by 8 columns: (token 8j, column), (8j, column + 8), then of j + 1.
-    const uint32_t pairs[4] = {
-        pack<kBf16>(x[4 * j], x[4 * j + 1]), pack<kBf16>(x[4 * j + 2], x[4 * j + 3]),
-        pack<kBf16>(x[4 * j + 4], x[4 * j + 5]), pack<kBf16>(x[4 * j + 6], x[4 * j + 7])};
-    ptx::stmatrix_x4_trans(
-        tile + tile::swizzled(8 * j + (lane & 7) + (lane & 16) / 2, warp * 2 + (lane / 8 & 1)),
-        pairs);
+    uint32_t pairs[4];
+    ptx::ldmatrix_x4_trans(pairs, values + j * 8 * tile::kSwizzleBytes);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) unpack<kBf16>(pairs[e], v[4 * j + 2 * e], v[4 * j + 2 * e + 1]);
   }
-  ptx::sync_named(barrier_of_warpgroup(), kWarpgroup);
-  const int64_t stride = p.problem.o.t;
-  const int unit = thread % 8;
+}
+
+// `scale` times the factors of the thread's tokens 8j + 2t, 8j + 2t + 1.
+__device__ __forceinline__ void load_factors(float2 (&factors)[4], const float* of_tokens, int t,
+                                             float scale) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = thread / 8 + 16 * i;
-    if (row >= rows) continue;
-    const uint4 eight = *reinterpret_cast<const uint4*>(values + tile::swizzled(row, unit));
-    uint16_t* to = o + row * stride + unit * 8;
-    if (p.vectors) {
-      *reinterpret_cast<uint4*>(to) = eight;
-    } else {
-      const uint32_t four[4] = {eight.x, eight.y, eight.z, eight.w};
+  for (int j = 0; j < 4; ++j) {
+    const float2 two = *reinterpret_cast<const float2*>(of_tokens + 8 * j + 2 * t);
+    factors[j] = make_float2(two.x * scale, two.y * scale);
+  }
+}
+
+// x times the factors of its tokens as A operands of k = 16: `first` rounded, `rest` what rounding
+// lost.
+template <bool kBf16, bool kRest>
+__device__ __forceinline__ void round_operand(uint32_t (&first)[2][4], float (&rest)[16],
+                                              const float (&x)[16], const float2 (&factors)[4]) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) to[e] = static_cast<uint16_t>(four[e / 2] >> (e % 2 * 16));
+  for (int i = 0; i < 8; ++i) {
+    const float x0 = x[2 * i] * factors[i / 2].x, x1 = x[2 * i + 1] * factors[i / 2].y;
+    first[i / 4][i % 4] = pack<kBf16>(x0, x1);
+    if constexpr (kRest) {
+      float y0, y1;
+      unpack<kBf16>(first[i / 4][i % 4], y0, y1);
+      rest[2 * i] = x0 - y0, rest[2 * i + 1] = x1 - y1;
     }
   }
 }
+
+template <bool kBf16>
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[2][4], const float (&x)[16]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = pack<kBf16>(x[2 * i], x[2 * i + 1]);
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void update_state(float (&s)[64], const uint32_t (&r)[2][4],
+                                             uint64_t stage) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step)
+    ptx::wgmma_k16_transposed<kBf16, true>(s, r[step],
+                                           stage + tile::mn_major<RowsTile>(Layout::kKeys, step));
+}
+
+// Less than this is not gathered. What S^T holds is larger than the state by the inverse, which
+// fp16 must bear.
+inline constexpr float kLeastKept = 0x1p-20f, kLeastKeptF16 = 0.25f;
 
 template <bool kBf16, bool kDelta>
 __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c, char* shared,
@@ -130,116 +221,123 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
               [&](float& x, int64_t at) { x = load_element(view.type, p.args.initial_state, at); });
   }
   const StateView& intermediate = problem.intermediate_states;
+  const int lane = lane_of_warp(), t = lane % 4, own = c.own, end = c.end;
+  const int last_rows = c.begin < end ? c.rows(end - 1) : 0;
+  // Of the thread's row of an 8 x 8 tile in v.
+  const int unit =
+      tile::swizzled((lane & 7) + (lane & 16) / 2, thread_of_warpgroup() / 32 * 2 + (lane / 8 & 1));
+  Output output(p, c, shared + Layout::kOutputAt);
+  float r[16], o[16];
+  uint32_t a[8][4], z[4][4];
+  int stage = 0, phase = 0;
+  // What descriptors of operands in the stage have more than those of a stage at address 0.
+  const uint64_t first_stage = ptx::shared_address(shared) >> 4;
+  uint64_t operands = first_stage;
+  const auto read_keys = [&] {
+    pack_state<kBf16>(a, s);
+    ptx::pin(a);
+    if constexpr (kDelta) {
+      ptx::fence_wgmma();
+      read_state<kBf16>(r, a, operands, 0);
+    }
+  };
+  // The state is `kept` times S^T: decays gather there, and reach S^T itself when they are many.
+  float kept = 1.0f;
+  if (c.begin < end) {
+    ptx::wait(full, 0);
+    read_keys();
+  }
 #pragma unroll 1
-  for (int chunk = c.begin; chunk < c.end; ++chunk) {
-    if (intermediate.present() && chunk >= c.own &&
-        static_cast<int64_t>(chunk) * kChunk % problem.state_every == 0) {
-      store_state(
-          intermediate, p.args.intermediate_states,
-          intermediate.at(c.range.batch, c.hv, 0, c.v0) +
-              (c.row + static_cast<int64_t>(chunk) * kChunk / problem.state_every) * intermediate.r,
-          s);
-    }
-    const int turn = chunk - c.begin, stage = turn % Layout::kStages;
-    char* tiles = shared + stage * Layout::kStageBytes;
-    const uint32_t keys = ptx::shared_address(tiles + Layout::kKeys);
-    float r[16], o[16];
-    ptx::wait(full + stage * 8, turn / Layout::kStages & 1);
-    {
-      uint32_t a[8][4];
-      pack_state<kBf16>(a, s);
-      ptx::fence_wgmma();
-      if constexpr (kDelta) read_state<kBf16>(r, a, keys, 0);
-      read_state<kBf16>(o, a, keys, kChunk);
-    }
-    const int thread = thread_of_warpgroup();
-    const int warp = thread / 32, lane = thread % 32, t = lane % 4;
-    char* values = tiles + Layout::kV;
+  for (int chunk = c.begin; chunk < end; ++chunk) {
+    const char* tiles = shared + stage * Layout::kStageBytes;
     const Record& record = *reinterpret_cast<const Record*>(tiles + Layout::kRecord);
-    // V^T: of two token tiles j, j + 1 the value columns l/4, and + 8.
-    uint32_t pairs[2][4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      ptx::ldmatrix_x4_trans(pairs[j], ptx::shared_address(values) +
-                                           tile::swizzled(16 * j + (lane & 7) + (lane & 16) / 2,
-                                                          warp * 2 + (lane / 8 & 1)));
-    const float decay = record.decay;
-    ptx::wait_wgmma<kDelta ? 1 : 0>();
-    if constexpr (kDelta) ptx::pin(r);
-    // Z, or V itself.
-    uint32_t z[4][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      float v[4];
-      unpack<kBf16>(pairs[j / 2][j % 2 * 2], v[0], v[1]);
-      unpack<kBf16>(pairs[j / 2][j % 2 * 2 + 1], v[2], v[3]);
-      if constexpr (kDelta) {
-        const float2 factor = *reinterpret_cast<const float2*>(record.read_k + 8 * j + 2 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          v[e] = fmaf(e & 1 ? -factor.y : -factor.x, r[4 * j + e], v[e] * kCut);
-      }
-      operand(z[j], v[0], v[1], v[2], v[3]);
-    }
+    float v[16];
+    float2 read_k[4], read_q[4], write_k[4];
+    load_values<kBf16>(v, ptx::shared_address(tiles + Layout::kV) + unit);
+    const float decay = record.decay, kept_before = kept;
+    kept *= decay;
+    const bool many = !(kept >= (kBf16 ? kLeastKept : kLeastKeptF16) && kept <= 1.0f);
+    const float gathered = kept;
+    if (many) kept = 1.0f;
+    if constexpr (kDelta) load_factors(read_k, record.read_k, t, kept_before);
+    load_factors(read_q, record.read_q, t, kept_before);
+    load_factors(write_k, record.write_k, t, ptx::reciprocal(kept));
+    const uint32_t done = empty + stage * 8;
+    const uint64_t now = operands;
+    operands += Layout::kStageBytes >> 4;
+    if (++stage == Layout::kStages) stage = 0, phase ^= 1, operands = first_stage;
+    const bool ready = chunk + 1 == end || ptx::try_wait(full + stage * 8, phase);
+    ptx::wait_wgmma<0>();
+    ptx::pin(s);
     if constexpr (kDelta) {
-      ptx::fence_wgmma();
-      multiply_square<false>(r, z, ptx::shared_address(record.t));
-      ptx::wait_wgmma<1>();
-    }
-    ptx::pin(o);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) s[i] *= decay;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 factor = *reinterpret_cast<const float2*>(record.read_q + 8 * j + 2 * t);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[4 * j + e] *= e & 1 ? factor.y : factor.x;
-    }
-    if constexpr (kDelta) {
-      ptx::wait_wgmma<0>();
       ptx::pin(r);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) operand(z[j], r[4 * j], r[4 * j + 1], r[4 * j + 2], r[4 * j + 3]);
-    }
-    // For the update R is a sum of two narrow numbers; V, which was narrow, of one.
-    uint32_t first[2][4], second[2][4];
+      for (int j = 0; j < 4; ++j) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 write = *reinterpret_cast<const float2*>(record.write_k + 8 * j + 2 * t);
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const float x0 = ptx::bits_float(z[j][side]) * write.x;
-        const float x1 = ptx::bits_float(z[j][side + 2]) * write.y;
-        const int at = j % 2 * 2 + side;
-        first[j / 2][at] = pack<kBf16>(x0, x1);
-        if constexpr (kDelta) {
-          float y0, y1;
-          unpack<kBf16>(first[j / 2][at], y0, y1);
-          second[j / 2][at] = pack<kBf16>(x0 - y0, x1 - y1);
-        }
+        for (int e = 0; e < 4; ++e)
+          v[4 * j + e] = fmaf(-(e & 1 ? read_k[j].y : read_k[j].x), r[4 * j + e], v[4 * j + e]);
+        operand(z[j], v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
       }
+      ptx::pin(z);
+    }
+    if (!ready) ptx::wait(full + stage * 8, phase);
+    // Nothing is in flight here.
+    if (intermediate.present() && chunk >= own &&
+        static_cast<int64_t>(chunk) * kChunk % problem.state_every == 0) [[unlikely]] {
+      const int64_t row = c.row + static_cast<int64_t>(chunk) * kChunk / problem.state_every;
+      store_state(intermediate, p.args.intermediate_states,
+                  intermediate.at(c.range.batch, c.hv, 0, c.v0) + row * intermediate.r, s,
+                  kept_before);
+    }
+    if (many) [[unlikely]] {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) s[i] *= gathered;
     }
     ptx::pin(s);
     ptx::fence_wgmma();
+    if constexpr (kDelta) multiply_square<false>(r, z, now, Layout::kRecord + offsetof(Record, t));
+    read_state<kBf16>(o, a, now, kChunk);
+    if constexpr (kDelta) {
+      ptx::wait_wgmma<1>();
+      ptx::pin(r);
+    } else {
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const uint64_t rows = tile::mn_major<RowsTile>(keys, step);
-      ptx::wgmma_k16_transposed<kBf16, true>(s, first[step], rows);
-      if constexpr (kDelta) ptx::wgmma_k16_transposed<kBf16, true>(s, second[step], rows);
+      for (int i = 0; i < 16; ++i) r[i] = v[i];
+    }
+    // For the update R is a sum of two narrow numbers; V, which was narrow, of one.
+    uint32_t first[2][4], second[2][4];
+    float rest[16];
+    round_operand<kBf16, kDelta>(first, rest, r, write_k);
+    ptx::pin(s), ptx::pin(first);
+    ptx::fence_wgmma();
+    update_state<kBf16>(s, first, now);
+    if constexpr (kDelta) {
+      pack_operand<kBf16>(second, rest);
+      ptx::pin(second);
+      ptx::fence_wgmma();
+      update_state<kBf16>(s, second, now);
     }
     ptx::commit_wgmma();
-    multiply_square<true>(o, z, ptx::shared_address(record.p));
-    ptx::wait_wgmma<0>();
-    ptx::pin(s), ptx::pin(o);
-    const int64_t begin = c.range.begin + static_cast<int64_t>(chunk) * kChunk;
-    store_o<kBf16>(
-        p, static_cast<uint16_t*>(p.args.o) + problem.o.at(c.range.batch, begin, c.hv, c.v0),
-        chunk >= c.own ? c.rows(chunk) : 0, o, values, thread);
-    // o's way through the memory of v ends before the copy engine writes there again.
-    ptx::fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) ptx::arrive(empty + stage * 8);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) operand(z[j], r[4 * j], r[4 * j + 1], r[4 * j + 2], r[4 * j + 3]);
+    ptx::pin(z);
+    ptx::wait_wgmma<1>();
+    ptx::pin(o);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) o[i] *= i & 1 ? read_q[i / 4].y : read_q[i / 4].x;
+    ptx::pin(o);
+    ptx::fence_wgmma();
+    multiply_square<true>(o, z, now, Layout::kRecord + offsetof(Record, p));
+    ptx::wait_wgmma<1>();
+    ptx::pin(s);
+    // Behind the last chunk this reads what is left of another, for nobody.
+    read_keys();
+    ptx::wait_wgmma<kDelta ? 1 : 0>();
+    ptx::pin(o);
+    if (lane == 0) ptx::arrive(done);
+    output.template store<kBf16>(p, o, chunk < own ? 0 : chunk + 1 < end ? kChunk : last_rows);
   }
+  ptx::wait_wgmma<0>();
   if (!c.last) return;
   // An empty sequence leaves its slot alone, bit for bit.
   const bool pool = problem.pool();
@@ -247,7 +345,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
   const StateView& view = pool ? problem.initial_state : problem.final_state;
   if (!view.present() || target < 0 || (pool && c.end == 0 && c.loads && target == c.slot)) return;
   store_state(view, pool ? p.args.initial_state : p.args.final_state,
-              view.at(target, c.hv, 0, c.v0), s);
+              view.at(target, c.hv, 0, c.v0), s, kept);
 }
 
 }  // namespace linattn::cuda::sm90

@@ -13,6 +13,8 @@ inline void commit_wgmma() {}
 template <int kPending>
 void wait_wgmma() {}
 template <int kCount>
+void pin(uint32_t (&)[kCount][4]) {}
+template <int kCount>
 void pin(float (&)[kCount]) {}
 
 // Byte `along` of row `row` of an operand: rows of 128 bytes in groups of eight.
