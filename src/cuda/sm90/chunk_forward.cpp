@@ -35,8 +35,8 @@ void plan(Plan* plan) {
   plan->launches.push_back({"chunk_scan_sm90", {sm90::scan_grid(p, cut), 1, 1}, scan.threads});
   const int device = plan->facts.device.index;
   if (p.varlen()) prepare_kernel(chunk_index_kernel().address, 0, device);
-  prepare_kernel(prepare.address, prepare.shared_bytes, device);
-  prepare_kernel(scan.address, sm90::Layout::kAloneBytes, device);
+  for (const Kernel& kernel : {prepare, scan})
+    prepare_kernel(kernel.address, kernel.shared_bytes, device);
 }
 
 bool map_rows(const Problem& p, const TokenView& view, const void* data, int64_t heads,
@@ -69,9 +69,8 @@ Status run(const Plan& plan, const linattn_args& args, void* stream) {
         launch({"chunk_prepare_sm90", preparations, prepare.threads, false, prepare.shared_bytes},
                prepare.address, &params, device, stream));
   if (chains == 0) return LINATTN_OK;
-  const int shared = chains <= plan.facts.num_sms ? sm90::Layout::kAloneBytes : scan.shared_bytes;
-  return launch({"chunk_scan_sm90", chains, scan.threads, preparations > 0, shared}, scan.address,
-                &params, device, stream);
+  return launch({"chunk_scan_sm90", chains, scan.threads, preparations > 0, scan.shared_bytes},
+                scan.address, &params, device, stream);
 }
 
 }  // namespace

@@ -14,15 +14,19 @@ __device__ __forceinline__ void zero_outputs(const ScanParams& p, const Chain& c
                                              int64_t row_end) {
   const Problem& problem = p.problem;
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  for (int64_t i = thread; i < c.range.length() * kSlab; i += threads)
+  for (int64_t i = thread; i < c.range.length() * Layout::kColumns; i += threads)
     store_element(problem.o.type, p.args.o,
-                  problem.o.at(c.range.batch, c.range.begin + i / kSlab, c.hv, c.v0 + i % kSlab),
+                  problem.o.at(c.range.batch, c.range.begin + i / Layout::kColumns, c.hv,
+                               c.v0 + i % Layout::kColumns),
                   0.0f);
   const StateView& view = problem.intermediate_states;
   for (; row < row_end; ++row)
-    for (int i = thread; i < kDim * kSlab; i += threads)
-      store_element(view.type, p.args.intermediate_states,
-                    view.at(c.range.batch, c.hv, i / kSlab, c.v0 + i % kSlab) + row * view.r, 0.0f);
+    for (int i = thread; i < kDim * Layout::kColumns; i += threads)
+      store_element(
+          view.type, p.args.intermediate_states,
+          view.at(c.range.batch, c.hv, i / Layout::kColumns, c.v0 + i % Layout::kColumns) +
+              row * view.r,
+          0.0f);
 }
 
 // First chunk from which on a state of any size would be forgotten before chunk c.own; all lanes of
@@ -48,9 +52,9 @@ __device__ __forceinline__ int first_remembered(const ScanParams& p, const Chain
 
 }  // namespace sm90
 
-// grid: (N, and one more with cu_seqlens) * HV * pieces * slabs of V, the slab fastest.
+// grid: (N, and one more with cu_seqlens) * HV * pieces * parts of V, the part fastest.
 template <bool kBf16, bool kDelta>
-__global__ void __launch_bounds__(sm90::Layout::kThreads, sm90::Layout::kCtas)
+__global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
     chunk_scan_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
   using chunk::divide, chunk::first_row;
@@ -58,14 +62,14 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, sm90::Layout::kCtas)
   char* shared = unaligned + (tile::kAlignment - ptx::shared_address(unaligned)) % tile::kAlignment;
   const Problem& problem = p.problem;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const uint32_t part = divide(blockIdx.x, p.slabs), head = divide(part, p.pieces);
+  const uint32_t part = divide(blockIdx.x, p.parts), head = divide(part, p.pieces);
   const uint32_t n = divide(head, p.heads_v);
   const int piece = static_cast<int>(part - head * p.pieces.divisor);
   Chain c;
   c.n = n;
   c.hv = head - n * p.heads_v.divisor;
   c.h = divide(static_cast<uint32_t>(c.hv), p.group);
-  c.v0 = static_cast<int>(blockIdx.x - part * p.slabs.divisor) * kSlab;
+  c.v0 = static_cast<int>(blockIdx.x - part * p.parts.divisor) * Layout::kColumns;
   const bool has_rows = problem.intermediate_states.present();
   if (n >= problem.num_sequences) {
     if (piece > 0) return;
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, sm90::Layout::kCtas)
     chain = c;
     for (int i = 0; i < Layout::kStages; ++i) {
       ptx::init_barrier(barriers + i * 8, 1);
-      ptx::init_barrier(barriers + (Layout::kStages + i) * 8, 4);
+      ptx::init_barrier(barriers + (Layout::kStages + i) * 8, 4 * Layout::kSlabs);
     }
     ptx::init_barrier(barriers + 2 * Layout::kStages * 8, 1);
     ptx::fence_barrier_init();

@@ -22,8 +22,9 @@ __device__ __forceinline__ int thread_of_warpgroup() {
 __device__ __forceinline__ int lane_of_warp() {
   return static_cast<int>(ptx::thread_of_cta() % 32);
 }
-__device__ __forceinline__ int barrier_of_warpgroup() {
-  return static_cast<int>(ptx::thread_of_cta() / kWarpgroup);
+// The first warpgroup loads.
+__device__ __forceinline__ int slab_of_warpgroup() {
+  return static_cast<int>(ptx::thread_of_cta() / kWarpgroup) - 1;
 }
 
 // Zeros in rows begin.. of a chunk's rows in a tile, by a warp.
@@ -68,7 +69,10 @@ __device__ __forceinline__ void start_copies(const ScanParams& p, const Chain& c
     ptx::copy_box(to + kChunk * tile::kSwizzleBytes, p.q_map, panel * RowsTile::kPanelColumns, h,
                   token, batch, barrier);
   }
-  ptx::copy_box(values, p.v_map, c.v0, static_cast<int>(c.hv), token, batch, barrier);
+#pragma unroll
+  for (int slab = 0; slab < Layout::kSlabs; ++slab)
+    ptx::copy_box(values + slab * ValuesTile::kTileBytes, p.v_map, c.v0 + slab * kSlab,
+                  static_cast<int>(c.hv), token, batch, barrier);
   ptx::copy_bytes(ptx::shared_address(at + Layout::kRecord), record_of(p, c, chunk), kRecordRead,
                   barrier);
 }
@@ -82,8 +86,11 @@ inline __device__ __noinline__ void copy_elements(const ScanParams& p, const Cha
                       at + Layout::kKeys, 0, lane);
   copy_rows<RowsTile>(p.args.q, problem.q.at(c.range.batch, begin, c.h), problem.q.t, rows,
                       at + Layout::kKeys, kChunk, lane);
-  copy_rows<ValuesTile>(p.args.v, problem.v.at(c.range.batch, begin, c.hv, c.v0), problem.v.t, rows,
-                        at + Layout::kV, 0, lane);
+#pragma unroll 1
+  for (int slab = 0; slab < Layout::kSlabs; ++slab)
+    copy_rows<ValuesTile>(p.args.v, problem.v.at(c.range.batch, begin, c.hv, c.v0 + slab * kSlab),
+                          problem.v.t, rows, at + Layout::kV + slab * ValuesTile::kTileBytes, 0,
+                          lane);
   const auto* record = reinterpret_cast<const uint4*>(record_of(p, c, chunk));
   for (int i = lane; i < kRecordRead / 16; i += 32)
     reinterpret_cast<uint4*>(at + Layout::kRecord)[i] = record[i];
@@ -113,7 +120,8 @@ __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c,
     }
     zero_rows<RowsTile>(at + Layout::kKeys, 0, rows, lane);
     zero_rows<RowsTile>(at + Layout::kKeys, kChunk, rows, lane);
-    zero_rows<ValuesTile>(at + Layout::kV, 0, rows, lane);
+    for (int slab = 0; slab < Layout::kSlabs; ++slab)
+      zero_rows<ValuesTile>(at + Layout::kV + slab * ValuesTile::kTileBytes, 0, rows, lane);
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane == 0) ptx::arrive(full + stage * 8);

@@ -18,7 +18,7 @@ struct ScanParams {
   int64_t chunks_a_sequence;  // without cu_seqlens
   float scale;
   FastDivisor heads_v, group;  // HV, HV / H
-  FastDivisor slabs;           // of V, one CTA each
+  FastDivisor parts;           // of V, one CTA each
   FastDivisor pieces;          // of a sequence at most, one CTA each
   int piece;                   // chunks of a piece
   bool vectors;                // rows of q, k, v, o start at multiples of 16 bytes

@@ -19,7 +19,7 @@ struct Workspace {
   }
 };
 
-constexpr int64_t kSlabs = kDim / kSlab;
+constexpr int64_t kParts = kDim / Layout::kColumns;  // of V
 // Shorter pieces would spend their time on what came before them.
 constexpr int64_t kShortestPiece = 8;
 // Cuts that depend on a sequence's own length alone.
@@ -72,8 +72,7 @@ Cut cut_of(const Problem& p, const DeviceFacts& facts) {
   } else {
     // With this many pieces in all, sequences of any lengths fill the SMs about once.
     const int64_t pieces =
-        Layout::kCtas * facts.num_sms / std::max<int64_t>(p.heads_v * kSlabs, 1) - p.num_sequences +
-        1;
+        facts.num_sms / std::max<int64_t>(p.heads_v * kParts, 1) - p.num_sequences + 1;
     if (pieces <= 1) return cut;
     const int64_t chunks = p.varlen() ? longest : p.batch * longest;
     cut.piece = std::min(std::max((chunks + pieces - 1) / pieces, kShortestPiece), longest);
@@ -83,7 +82,7 @@ Cut cut_of(const Problem& p, const DeviceFacts& facts) {
 }
 
 int64_t scan_grid(const Problem& p, const Cut& cut) {
-  return (p.num_sequences + (p.varlen() ? 1 : 0)) * p.heads_v * cut.pieces * kSlabs;
+  return (p.num_sequences + (p.varlen() ? 1 : 0)) * p.heads_v * cut.pieces * kParts;
 }
 
 int64_t workspace_bytes(const Problem& p) {
@@ -104,7 +103,7 @@ ScanParams scan_params(const Problem& p, const Cut& cut, const linattn_args& arg
   params.scale = static_cast<float>(p.scale);
   params.heads_v = FastDivisor(static_cast<uint32_t>(p.heads_v));
   params.group = FastDivisor(static_cast<uint32_t>(p.group()));
-  params.slabs = FastDivisor(static_cast<uint32_t>(kSlabs));
+  params.parts = FastDivisor(static_cast<uint32_t>(kParts));
   params.pieces = FastDivisor(static_cast<uint32_t>(cut.pieces));
   params.piece = static_cast<int>(cut.piece);
   params.vectors = rows_aligned(p.q, args.q, p, 8) && rows_aligned(p.k, args.k, p, 8) &&

@@ -81,30 +81,29 @@ struct Chain {
   }
 };
 
-// Scan: a warpgroup whose first warp loads, and one that carries the state of 64 value columns. Two
-// CTAs an SM hide each other's waits; both slabs of V in one CTA measured no faster.
+// Scan: a warpgroup whose first warp loads, and one for each slab of 64 value columns that carries
+// its part of the state. Both slabs read k, q and the record of one stage: two CTAs of one slab
+// each would fetch them twice, and L2's rate is what the scan meets first.
 struct Layout {
-  static constexpr int kCtas = 2, kStages = 3;
-  static constexpr int kThreads = 2 * kWarpgroup;
-  static constexpr int kLoadRegisters = 40, kStateRegisters = 216;  // of a thread; 128 on average
+  static constexpr int kSlabs = 2, kColumns = kSlabs * kSlab, kStages = 6;
+  static constexpr int kThreads = (1 + kSlabs) * kWarpgroup;
+  static constexpr int kLoadRegisters = 56, kStateRegisters = 224;  // of a thread; 168 on average
 
   static constexpr int kKeys = 0, kV = RowsTile::kTileBytes;
-  static constexpr int kRecord = kV + ValuesTile::kTileBytes;
+  static constexpr int kRecord = kV + kSlabs * ValuesTile::kTileBytes;
   static constexpr int kStageBytes =
       kRecord + (static_cast<int>(sizeof(Record)) + tile::kAlignment - 1) / tile::kAlignment *
                     tile::kAlignment;
 
   static constexpr int kOutputAt = kStages * kStageBytes;
-  static constexpr int kChainAt = kOutputAt + ValuesTile::kTileBytes;
+  static constexpr int kChainAt = kOutputAt + kSlabs * ValuesTile::kTileBytes;
   static constexpr int kBarriersAt = kChainAt + (static_cast<int>(sizeof(Chain)) + 15) / 16 * 16;
   static constexpr int kBarriers = 2 * kStages + 1;  // full, empty a stage; landed
   static constexpr int kBytes = kBarriersAt + kBarriers * 8;
   // The start of dynamic shared memory is aligned by hand.
   static constexpr int kSharedBytes = kBytes + tile::kAlignment;
-  static_assert(kCtas * (kSharedBytes + 1024) <= 228 * 1024, "an SM has 228 KB");
-  // With this much a CTA has an SM for itself: where there are no more CTAs than SMs, two of them
-  // must not meet while another SM is idle.
-  static constexpr int kAloneBytes = 116 * 1024;
+  static_assert(kSharedBytes + 1024 <= 228 * 1024, "an SM has 228 KB");
+  static_assert(kSharedBytes > 114 * 1024, "a CTA has an SM for itself");
 };
 
 }  // namespace linattn::cuda::sm90

@@ -111,13 +111,13 @@ struct Output {
   uint32_t tile;     // a row of an 8 x 8 tile there
   int half;          // bytes from a token to the 16th behind it
 
-  __device__ __forceinline__ Output(const ScanParams& p, const Chain& c, char* buffer) {
+  __device__ __forceinline__ Output(const ScanParams& p, const Chain& c, int v0, char* buffer) {
     const TokenView& view = p.problem.o;
     const int warp = thread_of_warpgroup() / 32, lane = lane_of_warp();
     const int64_t token = c.range.begin + static_cast<int64_t>(c.begin) * kChunk + lane / 2;
-    to = reinterpret_cast<char*>(
-        static_cast<uint16_t*>(p.args.o) +
-        view.at(c.range.batch, token, c.hv, c.v0 + warp * 16 + lane % 2 * 8));
+    to =
+        reinterpret_cast<char*>(static_cast<uint16_t*>(p.args.o) +
+                                view.at(c.range.batch, token, c.hv, v0 + warp * 16 + lane % 2 * 8));
     buffer += warp * kChunk * 32;
     from = buffer + output_byte(lane / 2, lane % 2);
     tile = ptx::shared_address(buffer) + output_byte((lane & 7) + (lane & 16) / 2, lane / 8 & 1);
@@ -212,21 +212,23 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
                                             uint32_t barriers) {
   const Problem& problem = p.problem;
   const uint32_t full = barriers, empty = full + Layout::kStages * 8;
+  const int slab = slab_of_warpgroup(), v0 = c.v0 + slab * kSlab;
   float s[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) s[i] = 0.0f;
   if (c.loads) {
     const StateView& view = problem.initial_state;
-    for_state(view, view.at(c.slot, c.hv, 0, c.v0), s,
+    for_state(view, view.at(c.slot, c.hv, 0, v0), s,
               [&](float& x, int64_t at) { x = load_element(view.type, p.args.initial_state, at); });
   }
   const StateView& intermediate = problem.intermediate_states;
   const int lane = lane_of_warp(), t = lane % 4, own = c.own, end = c.end;
   const int last_rows = c.begin < end ? c.rows(end - 1) : 0;
-  // Of the thread's row of an 8 x 8 tile in v.
+  // Of the thread's row of an 8 x 8 tile in its slab's v.
   const int unit =
+      slab * ValuesTile::kTileBytes +
       tile::swizzled((lane & 7) + (lane & 16) / 2, thread_of_warpgroup() / 32 * 2 + (lane / 8 & 1));
-  Output output(p, c, shared + Layout::kOutputAt);
+  Output output(p, c, v0, shared + Layout::kOutputAt + slab * ValuesTile::kTileBytes);
   float r[16], o[16];
   uint32_t a[8][4], z[4][4];
   int stage = 0, phase = 0;
@@ -286,7 +288,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
         static_cast<int64_t>(chunk) * kChunk % problem.state_every == 0) [[unlikely]] {
       const int64_t row = c.row + static_cast<int64_t>(chunk) * kChunk / problem.state_every;
       store_state(intermediate, p.args.intermediate_states,
-                  intermediate.at(c.range.batch, c.hv, 0, c.v0) + row * intermediate.r, s,
+                  intermediate.at(c.range.batch, c.hv, 0, v0) + row * intermediate.r, s,
                   kept_before);
     }
     if (many) [[unlikely]] {
@@ -344,8 +346,8 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
   const int64_t target = pool ? target_slot(problem, p.args, c.n, 0) : c.n;
   const StateView& view = pool ? problem.initial_state : problem.final_state;
   if (!view.present() || target < 0 || (pool && c.end == 0 && c.loads && target == c.slot)) return;
-  store_state(view, pool ? p.args.initial_state : p.args.final_state,
-              view.at(target, c.hv, 0, c.v0), s, kept);
+  store_state(view, pool ? p.args.initial_state : p.args.final_state, view.at(target, c.hv, 0, v0),
+              s, kept);
 }
 
 }  // namespace linattn::cuda::sm90
