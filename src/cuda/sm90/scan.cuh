@@ -4,6 +4,7 @@
 
 #include "cuda/portable/chunk_place.cuh"
 #include "cuda/ptx/launch.cuh"
+#include "cuda/sm90/scan.help.cuh"
 #include "cuda/sm90/scan.state.cuh"
 
 namespace linattn::cuda {
@@ -105,10 +106,13 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
   if (thread == 0) {
     chain = c;
     for (int i = 0; i < Layout::kStages; ++i) {
-      ptx::init_barrier(barriers + i * 8, 1);
-      ptx::init_barrier(barriers + (Layout::kStages + i) * 8, 4 * Layout::kSlabs);
+      ptx::init_barrier(barriers + 8 * (Layout::kFull + i), 1);
+      ptx::init_barrier(barriers + 8 * (Layout::kReady + i), 1);
+      ptx::init_barrier(barriers + 8 * (Layout::kEmpty + i), Layout::kSlabs);
+      for (int slab = 0; slab < Layout::kSlabs; ++slab)
+        ptx::init_barrier(barriers + 8 * (Layout::kWritten + slab * Layout::kStages + i), 4);
     }
-    ptx::init_barrier(barriers + 2 * Layout::kStages * 8, 1);
+    ptx::init_barrier(barriers + 8 * Layout::kLanded, 1);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -117,7 +121,13 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
     scan_chunks<kBf16, kDelta>(p, chain, shared, barriers);
   } else {
     ptx::lower_registers<Layout::kLoadRegisters>();
-    if (thread < 32) load_chunks(p, chain, shared, barriers);
+    const int warp = ptx::opaque(thread / 32);
+    if (warp == 0)
+      load_chunks(p, chain, shared, barriers);
+    else if (warp == 1)
+      gather_decays<kBf16>(chain, shared, barriers);
+    else
+      store_outputs(p, chain, warp - 2, shared, barriers);
   }
 }
 

@@ -2,8 +2,6 @@
 // become zero, whatever lies there.
 #pragma once
 
-#include <cstddef>
-
 #include "cuda/portable/tensors.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -27,6 +25,15 @@ __device__ __forceinline__ int slab_of_warpgroup() {
   return static_cast<int>(ptx::thread_of_cta() / kWarpgroup) - 1;
 }
 
+// A place in the ring of stages, and the parity of its barriers' phase.
+struct Turn {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == Layout::kStages) stage = 0, phase ^= 1;
+  }
+};
+
 // Zeros in rows begin.. of a chunk's rows in a tile, by a warp.
 template <class Tile>
 __device__ __forceinline__ void zero_rows(char* tile, int first, int begin, int lane) {
@@ -47,9 +54,6 @@ __device__ __forceinline__ void copy_rows(const void* data, int64_t offset, int6
     *reinterpret_cast<uint16_t*>(tile + Tile::at(first + i / kColumns, i % kColumns)) =
         from[i / kColumns * stride + i % kColumns];
 }
-
-// What of a record is read, in multiples of 16 bytes.
-inline constexpr int kRecordRead = static_cast<int>(offsetof(Record, decay)) + 16;
 
 __device__ __forceinline__ const Record* record_of(const ScanParams& p, const Chain& c, int chunk) {
   return p.records + (c.first_chunk + chunk) * p.heads_v.divisor + c.hv;
@@ -99,16 +103,17 @@ inline __device__ __noinline__ void copy_elements(const ScanParams& p, const Cha
 // Full chunks come by the copy engine, which hands them over itself.
 __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c, char* shared,
                                             uint32_t barriers) {
-  const uint32_t full = barriers, empty = barriers + Layout::kStages * 8;
-  const uint32_t landed = barriers + 2 * Layout::kStages * 8;
+  const uint32_t landed = barriers + 8 * Layout::kLanded;
   const int lane = lane_of_warp();
+  Turn turn;
 #pragma unroll 1
-  for (int chunk = c.begin; chunk < c.end; ++chunk) {
-    const int turn = chunk - c.begin, stage = turn % Layout::kStages, rows = c.rows(chunk);
-    char* at = shared + stage * Layout::kStageBytes;
-    ptx::wait(empty + stage * 8, (turn / Layout::kStages + 1) & 1);
+  for (int chunk = c.begin; chunk < c.end; ++chunk, turn.next()) {
+    const uint32_t full = barriers + 8 * (Layout::kFull + turn.stage);
+    const int rows = c.rows(chunk);
+    char* at = shared + turn.stage * Layout::kStageBytes;
+    ptx::wait(barriers + 8 * (Layout::kEmpty + turn.stage), turn.phase ^ 1);
     if (p.vectors && rows == kChunk) {
-      if (lane == 0) start_copies(p, c, at, chunk, full + stage * 8);
+      if (lane == 0) start_copies(p, c, at, chunk, full);
       continue;
     }
     // The last chunk, or one that no map describes.
@@ -124,7 +129,7 @@ __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c,
       zero_rows<ValuesTile>(at + Layout::kV + slab * ValuesTile::kTileBytes, 0, rows, lane);
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane == 0) ptx::arrive(full + stage * 8);
+    if (lane == 0) ptx::arrive(full);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "cuda/sm90/scan.plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/ledger.h"
 #include "cuda/portable/chunk.plan.h"
@@ -40,9 +39,6 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
     return format_text("writes intermediate states every multiple of 32 tokens, asked are %lld",
                        static_cast<long long>(p.state_every));
   if (std::string reason = scattered_channels(p); !reason.empty()) return reason;
-  if (std::abs(p.o.t) > INT32_MAX / (2 * kChunk))
-    return format_text("takes tokens of o up to 2^25 elements apart, they are %lld",
-                       static_cast<long long>(p.o.t));
   if (p.qk_norm && p.update == Update::additive) return "norms q and k for the delta update alone";
   // Keys that rounding made longer than 1 amplify every error at beta 2, more than 10 bits of T
   // bear.

@@ -2,6 +2,7 @@
 // token.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/portable/chunk.params.h"
@@ -81,9 +82,25 @@ struct Chain {
   }
 };
 
-// Scan: a warpgroup whose first warp loads, and one for each slab of 64 value columns that carries
-// its part of the state. Both slabs read k, q and the record of one stage: two CTAs of one slab
-// each would fetch them twice, and L2's rate is what the scan meets first.
+// What a chunk does to the state besides its update. A state warpgroup holds less than the state by
+// a number, the product of decays that have gathered; when that is small it multiplies the state.
+struct Gathered {
+  float times;   // what the state is multiplied by in this chunk; mostly 1
+  float before;  // the number in front of the chunk,
+  float after;   // and behind it
+};
+
+// Less than this is not gathered. What a warpgroup holds is larger than the state by the inverse,
+// which fp16 must bear.
+inline constexpr float kLeastGathered = 0x1p-20f, kLeastGatheredF16 = 0.25f;
+
+// What of a record is read, in multiples of 16 bytes.
+inline constexpr int kRecordRead = static_cast<int>(offsetof(Record, decay)) + 16;
+
+// Scan: a warpgroup whose warps load, gather decays and store o (a warp for each slab), and one for
+// each slab of 64 value columns that carries its part of the state. Both slabs read k, q and the
+// record of one stage: two CTAs of one slab each would fetch them twice, and L2's rate is what the
+// scan meets first.
 struct Layout {
   static constexpr int kSlabs = 2, kColumns = kSlabs * kSlab, kStages = 6;
   static constexpr int kThreads = (1 + kSlabs) * kWarpgroup;
@@ -91,14 +108,18 @@ struct Layout {
 
   static constexpr int kKeys = 0, kV = RowsTile::kTileBytes;
   static constexpr int kRecord = kV + kSlabs * ValuesTile::kTileBytes;
+  static constexpr int kGathered = kRecord + kRecordRead;
   static constexpr int kStageBytes =
-      kRecord + (static_cast<int>(sizeof(Record)) + tile::kAlignment - 1) / tile::kAlignment *
-                    tile::kAlignment;
+      (kGathered + static_cast<int>(sizeof(Gathered)) + tile::kAlignment - 1) / tile::kAlignment *
+      tile::kAlignment;
 
-  static constexpr int kOutputAt = kStages * kStageBytes;
-  static constexpr int kChainAt = kOutputAt + kSlabs * ValuesTile::kTileBytes;
+  static constexpr int kChainAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kChainAt + (static_cast<int>(sizeof(Chain)) + 15) / 16 * 16;
-  static constexpr int kBarriers = 2 * kStages + 1;  // full, empty a stage; landed
+  // Barriers, one for each stage: its tiles have come; its factors are scaled; a slab of o is
+  // written; all of it is stored. And one for the chunk that is not whole.
+  static constexpr int kFull = 0, kReady = kStages, kWritten = 2 * kStages;
+  static constexpr int kEmpty = kWritten + kSlabs * kStages, kLanded = kEmpty + kStages;
+  static constexpr int kBarriers = kLanded + 1;
   static constexpr int kBytes = kBarriersAt + kBarriers * 8;
   // The start of dynamic shared memory is aligned by hand.
   static constexpr int kSharedBytes = kBytes + tile::kAlignment;

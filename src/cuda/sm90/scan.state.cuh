@@ -86,68 +86,18 @@ __device__ __forceinline__ void operand(uint32_t (&a)[4], float x0, float x1, fl
   a[2] = ptx::float_bits(x1), a[3] = ptx::float_bits(x3);
 }
 
-// A warp's 16 columns of o: rows of 32 bytes. 16-byte units change places every four rows, so that
-// eight rows of a unit meet no bank twice.
-__device__ __forceinline__ int output_byte(int row, int unit) {
-  return row * 32 + ((unit ^ (row / 4 & 1)) << 4);
-}
-
-// Rows of o that are not 32, or not at multiples of 16 bytes: `rows` or less from the thread's
-// place in its warp's buffer. Not inlined: the loop that stores whole chunks is shorter without it.
-inline __device__ __noinline__ void store_some(char* to, const char* from, int64_t stride,
-                                               int rows) {
-  const int row = lane_of_warp() / 2;
-#pragma unroll 1
-  for (int i = 0; i < 16; ++i)
-    if (row + i / 8 * 16 < rows)
-      reinterpret_cast<uint16_t*>(to)[i / 8 * 16 * stride + i % 8] =
-          reinterpret_cast<const uint16_t*>(from + i / 8 * 16 * 32)[i % 8];
-}
-
-// The thread's share of o: of a chunk 16 bytes of tokens l/2 and l/2 + 16.
-struct Output {
-  char* to;          // of the next chunk
-  const char* from;  // in the warp's buffer
-  uint32_t tile;     // a row of an 8 x 8 tile there
-  int half;          // bytes from a token to the 16th behind it
-
-  __device__ __forceinline__ Output(const ScanParams& p, const Chain& c, int v0, char* buffer) {
-    const TokenView& view = p.problem.o;
-    const int warp = thread_of_warpgroup() / 32, lane = lane_of_warp();
-    const int64_t token = c.range.begin + static_cast<int64_t>(c.begin) * kChunk + lane / 2;
-    to =
-        reinterpret_cast<char*>(static_cast<uint16_t*>(p.args.o) +
-                                view.at(c.range.batch, token, c.hv, v0 + warp * 16 + lane % 2 * 8));
-    buffer += warp * kChunk * 32;
-    from = buffer + output_byte(lane / 2, lane % 2);
-    tile = ptx::shared_address(buffer) + output_byte((lane & 7) + (lane & 16) / 2, lane / 8 & 1);
-    half = ptx::opaque(static_cast<int>(32 * view.t));
-  }
-
-  // Into the warp's buffer, and from there as rows.
-  template <bool kBf16>
-  __device__ __forceinline__ void store(const ScanParams& p, const float (&x)[16], int rows) {
-    __syncwarp();
+// O as rows, in the place of the warp's own columns of V.
+template <bool kBf16>
+__device__ __forceinline__ void write_o(const float (&x)[16], uint32_t values) {
 #pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-      // Tiles of 8 tokens by 8 columns: (token 8j, column), (8j, column + 8), then of j + 1.
-      const uint32_t pairs[4] = {
-          pack<kBf16>(x[4 * j], x[4 * j + 1]), pack<kBf16>(x[4 * j + 2], x[4 * j + 3]),
-          pack<kBf16>(x[4 * j + 4], x[4 * j + 5]), pack<kBf16>(x[4 * j + 6], x[4 * j + 7])};
-      ptx::stmatrix_x4_trans(tile + j * 8 * 32, pairs);
-    }
-    __syncwarp();
-    if (p.vectors && rows == kChunk) {
-      const uint4 first = *reinterpret_cast<const uint4*>(from);
-      const uint4 second = *reinterpret_cast<const uint4*>(from + 16 * 32);
-      *reinterpret_cast<uint4*>(to) = first;
-      *reinterpret_cast<uint4*>(to + half) = second;
-    } else if (rows > 0) {
-      store_some(to, from, p.problem.o.t, rows);
-    }
-    to += half, to += half;
+  for (int j = 0; j < 4; j += 2) {
+    // Tiles of 8 tokens by 8 columns: (token 8j, column), (8j, column + 8), then of j + 1.
+    const uint32_t pairs[4] = {
+        pack<kBf16>(x[4 * j], x[4 * j + 1]), pack<kBf16>(x[4 * j + 2], x[4 * j + 3]),
+        pack<kBf16>(x[4 * j + 4], x[4 * j + 5]), pack<kBf16>(x[4 * j + 6], x[4 * j + 7])};
+    ptx::stmatrix_x4_trans(values + j * 8 * tile::kSwizzleBytes, pairs);
   }
-};
+}
 
 // Value tiles j, j + 1 as the accumulators have them.
 template <bool kBf16>
@@ -161,14 +111,11 @@ __device__ __forceinline__ void load_values(float (&v)[16], uint32_t values) {
   }
 }
 
-// `scale` times the factors of the thread's tokens 8j + 2t, 8j + 2t + 1.
-__device__ __forceinline__ void load_factors(float2 (&factors)[4], const float* of_tokens, int t,
-                                             float scale) {
+// Factors of the thread's tokens 8j + 2t, 8j + 2t + 1.
+__device__ __forceinline__ void load_factors(float2 (&factors)[4], const float* of_tokens, int t) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const float2 two = *reinterpret_cast<const float2*>(of_tokens + 8 * j + 2 * t);
-    factors[j] = make_float2(two.x * scale, two.y * scale);
-  }
+  for (int j = 0; j < 4; ++j)
+    factors[j] = *reinterpret_cast<const float2*>(of_tokens + 8 * j + 2 * t);
 }
 
 // x times the factors of its tokens as A operands of k = 16: `first` rounded, `rest` what rounding
@@ -203,15 +150,10 @@ __device__ __forceinline__ void update_state(float (&s)[64], const uint32_t (&r)
                                            stage + tile::mn_major<RowsTile>(Layout::kKeys, step));
 }
 
-// Less than this is not gathered. What S^T holds is larger than the state by the inverse, which
-// fp16 must bear.
-inline constexpr float kLeastKept = 0x1p-20f, kLeastKeptF16 = 0.25f;
-
 template <bool kBf16, bool kDelta>
 __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c, char* shared,
                                             uint32_t barriers) {
   const Problem& problem = p.problem;
-  const uint32_t full = barriers, empty = full + Layout::kStages * 8;
   const int slab = slab_of_warpgroup(), v0 = c.v0 + slab * kSlab;
   float s[64];
 #pragma unroll
@@ -223,15 +165,13 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
   }
   const StateView& intermediate = problem.intermediate_states;
   const int lane = lane_of_warp(), t = lane % 4, own = c.own, end = c.end;
-  const int last_rows = c.begin < end ? c.rows(end - 1) : 0;
   // Of the thread's row of an 8 x 8 tile in its slab's v.
   const int unit =
-      slab * ValuesTile::kTileBytes +
+      Layout::kV + slab * ValuesTile::kTileBytes +
       tile::swizzled((lane & 7) + (lane & 16) / 2, thread_of_warpgroup() / 32 * 2 + (lane / 8 & 1));
-  Output output(p, c, v0, shared + Layout::kOutputAt + slab * ValuesTile::kTileBytes);
+  const uint32_t written = barriers + 8 * (Layout::kWritten + slab * Layout::kStages);
   float r[16], o[16];
   uint32_t a[8][4], z[4][4];
-  int stage = 0, phase = 0;
   // What descriptors of operands in the stage have more than those of a stage at address 0.
   const uint64_t first_stage = ptx::shared_address(shared) >> 4;
   uint64_t operands = first_stage;
@@ -243,32 +183,31 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
       read_state<kBf16>(r, a, operands, 0);
     }
   };
-  // The state is `kept` times S^T: decays gather there, and reach S^T itself when they are many.
+  Turn turn;
   float kept = 1.0f;
   if (c.begin < end) {
-    ptx::wait(full, 0);
+    ptx::wait(barriers + 8 * Layout::kReady, 0);
     read_keys();
   }
 #pragma unroll 1
   for (int chunk = c.begin; chunk < end; ++chunk) {
-    const char* tiles = shared + stage * Layout::kStageBytes;
+    char* tiles = shared + turn.stage * Layout::kStageBytes;
+    const uint32_t values = ptx::shared_address(tiles) + unit;
     const Record& record = *reinterpret_cast<const Record*>(tiles + Layout::kRecord);
+    const Gathered& gathered = *reinterpret_cast<const Gathered*>(tiles + Layout::kGathered);
     float v[16];
     float2 read_k[4], read_q[4], write_k[4];
-    load_values<kBf16>(v, ptx::shared_address(tiles + Layout::kV) + unit);
-    const float decay = record.decay, kept_before = kept;
-    kept *= decay;
-    const bool many = !(kept >= (kBf16 ? kLeastKept : kLeastKeptF16) && kept <= 1.0f);
-    const float gathered = kept;
-    if (many) kept = 1.0f;
-    if constexpr (kDelta) load_factors(read_k, record.read_k, t, kept_before);
-    load_factors(read_q, record.read_q, t, kept_before);
-    load_factors(write_k, record.write_k, t, ptx::reciprocal(kept));
-    const uint32_t done = empty + stage * 8;
+    load_values<kBf16>(v, values);
+    if constexpr (kDelta) load_factors(read_k, record.read_k, t);
+    load_factors(write_k, record.write_k, t);
+    load_factors(read_q, record.read_q, t);
+    const float times = gathered.times;
+    const uint32_t done = written + 8 * turn.stage;
     const uint64_t now = operands;
-    operands += Layout::kStageBytes >> 4;
-    if (++stage == Layout::kStages) stage = 0, phase ^= 1, operands = first_stage;
-    const bool ready = chunk + 1 == end || ptx::try_wait(full + stage * 8, phase);
+    turn.next();
+    operands = turn.stage == 0 ? first_stage : operands + (Layout::kStageBytes >> 4);
+    const uint32_t next = barriers + 8 * (Layout::kReady + turn.stage);
+    const bool ready = chunk + 1 == end || ptx::try_wait(next, turn.phase);
     ptx::wait_wgmma<0>();
     ptx::pin(s);
     if constexpr (kDelta) {
@@ -282,19 +221,20 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
       }
       ptx::pin(z);
     }
-    if (!ready) ptx::wait(full + stage * 8, phase);
+    if (!ready) ptx::wait(next, turn.phase);
     // Nothing is in flight here.
     if (intermediate.present() && chunk >= own &&
         static_cast<int64_t>(chunk) * kChunk % problem.state_every == 0) [[unlikely]] {
       const int64_t row = c.row + static_cast<int64_t>(chunk) * kChunk / problem.state_every;
       store_state(intermediate, p.args.intermediate_states,
                   intermediate.at(c.range.batch, c.hv, 0, v0) + row * intermediate.r, s,
-                  kept_before);
+                  gathered.before);
     }
-    if (many) [[unlikely]] {
+    if (times != 1.0f) [[unlikely]] {
 #pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] *= gathered;
+      for (int i = 0; i < 64; ++i) s[i] *= times;
     }
+    if (chunk + 1 == end) kept = gathered.after;
     ptx::pin(s);
     ptx::fence_wgmma();
     if constexpr (kDelta) multiply_square<false>(r, z, now, Layout::kRecord + offsetof(Record, t));
@@ -336,8 +276,9 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     read_keys();
     ptx::wait_wgmma<kDelta ? 1 : 0>();
     ptx::pin(o);
+    write_o<kBf16>(o, values);
+    __syncwarp();
     if (lane == 0) ptx::arrive(done);
-    output.template store<kBf16>(p, o, chunk < own ? 0 : chunk + 1 < end ? kChunk : last_rows);
   }
   ptx::wait_wgmma<0>();
   if (!c.last) return;
