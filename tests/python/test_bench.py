@@ -28,6 +28,7 @@ from linattn.bench.workloads import (
     cpu_workloads,
     cuda_workloads,
     flops_per_token_head,
+    lengths_text,
     small,
 )
 from linattn.cli import bench as bench_command
@@ -136,6 +137,7 @@ def test_cuda_workloads_compute_the_same_by_plan_operator_and_torch(family):
         heads = min(case.heads, 2)
         own = {"tokens": min(case.tokens, 70), "batch": min(case.batch, 3), "heads": heads}
         own |= {"heads_v": heads * (case.value_heads // case.heads), "dim_k": 16, "dim_v": 16}
+        own["lengths"] = tuple(min(n, 70) for n in case.lengths[:3])
         workload = replace(workload, case=replace(case, **own))
         case = workload.case
         plan = Plan(pack_problem(case, device_of("cpu"), "cpu"), device_of("cpu"))
@@ -156,6 +158,20 @@ def test_cuda_workloads_compute_the_same_by_plan_operator_and_torch(family):
             continue
         plain = plain if case.form == "recurrent" else plain[0]
         assert error(plain.float().reshape(o.shape).numpy(), o.float().numpy()) < 6e-3
+
+
+def test_prefill_rows_are_the_published_ones():
+    rows = {w.name: w.case for w in cuda_workloads(("gdn",)) if w.kind == "prefill"}
+    assert len(rows) == 30
+    packed = rows["gdn prefill T=1024+7168 H=16 HV=32 mixed"]
+    assert packed.sequence_lengths == (1024, 7168) and packed.axis_tokens == 8192
+    assert rows["gdn prefill T=4x8192 H=16 HV=64 decaying"].sequence_lengths == (8192,) * 4
+    for name in ("gdn prefill T=2048 H=2 HV=8 mixed", "gdn prefill T=2048 H=2 HV=8 decaying"):
+        workload = Workload(name, "prefill", replace(rows[name], tokens=64, dim_k=16, dim_v=16))
+        g = HostMemory(workload, 0).inputs["g"]
+        still = (g == 0).all(axis=(0, 1))
+        assert still.sum() == (2 if "mixed" in name else 0)
+        assert (g[:, :, ~still] < 0).all() and g.min() > -1
 
 
 def test_cuda_goals():
@@ -250,6 +266,9 @@ def test_small_rows_state_the_sizes_that_ran(capsys):
         stated = dict(re.findall(r"\b(T|N)=(\d+)", workload.name))
         case = workload.case
         ran = {"T": case.tokens, "N": case.num_sequences}
+        if case.varlen:
+            assert f" T={lengths_text(case)} " in workload.name and sum(case.lengths) <= 256
+            continue
         assert stated and all(int(n) == ran[axis] for axis, n in stated.items()), workload.name
     what = ["--op", "lightning", "--kind", "chunk", "--seconds", "0"]
     assert main(["bench", "--small", *what]) == 0

@@ -27,8 +27,10 @@ DRAWN = {"batch": 4, "tokens": 4096, "heads": 8}
 def drawn_inputs(workload: Workload) -> Inputs:
     """A part of a case's inputs, to be repeated; index tensors are whole."""
     case = workload.case
-    least = {name: min(getattr(case, name), most) for name, most in DRAWN.items()}
-    drawn = make_inputs(replace(case, **least, heads_v=0, pool=None, initial_state=True))
+    sizes = {"batch": case.batch, "tokens": case.axis_tokens, "heads": case.value_heads}
+    least: dict[str, Any] = {name: min(sizes[name], most) for name, most in DRAWN.items()}
+    own = replace(case, **least, lengths=(), heads_v=0, pool=None, initial_state=True)
+    drawn = make_inputs(own)
     parts: Inputs = {}
     for name, spec in tensor_specs(case).items():
         if name == "state_indices":
@@ -36,6 +38,8 @@ def drawn_inputs(workload: Workload) -> Inputs:
             if workload.shuffled:
                 slots = np.random.default_rng(0).permutation(slots)
             parts[name] = slots[: np.prod(spec.shape)].reshape(spec.shape)
+        elif name == "cu_seqlens":
+            parts[name] = np.concatenate([[0], np.cumsum(case.lengths)])
         elif name in drawn:
             parts[name] = drawn[name]
         elif not spec.output:
@@ -175,7 +179,7 @@ def operator_arguments(case: Case, tensors: Tensors) -> dict[str, Any]:
         arguments |= {"layer_idx": 1, "num_layers": 10}
     elif "g_gamma" in tensors:
         arguments["g_gamma"] = tensors["g_gamma"]
-    others = ("beta", "A_log", "dt_bias", "initial_state", "state_indices")
+    others = ("beta", "A_log", "dt_bias", "initial_state", "state_indices", "cu_seqlens")
     arguments |= {name: tensors[name] for name in others if name in tensors}
     switches = {
         "use_gate_in_kernel": case.gate_form != "given",

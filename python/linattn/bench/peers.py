@@ -40,8 +40,11 @@ def _torch(case: Case, t: Tensors) -> Call:
     _load("torch")
     from . import torch_chunked
 
+    _need(not case.varlen, "plain torch here takes sequences of one length")
     t = _plain(case, t)
-    names = ("q", "k", "v", "g", "beta", "g_gamma")
+    names = ["q", "k", "v", "g", "beta", "g_gamma"]
+    if case.direction == "forward":
+        names.append("initial_state")
     inputs: Tensors = {name: t[name] for name in names if name in t}
     if case.form == "recurrent":
         return _torch_decode(case, t, torch_chunked.decode_step)
@@ -150,7 +153,8 @@ def _flash_qla(case: Case, t: Tensors) -> Call:
     if case.direction == "backward":
         inputs: Tensors = {name: t[name] for name in names}
         return _backward(lambda leaves: call(**leaves)[0], inputs, t["do_"])
-    return _no_grad(lambda: call(*(t[name] for name in names), output_final_state=True))
+    rest = {name: t[name] for name in ("initial_state", "cu_seqlens") if name in t}
+    return _no_grad(lambda: call(*(t[name] for name in names), **rest, output_final_state=True))
 
 
 def _cula(case: Case, t: Tensors) -> Call:
@@ -175,9 +179,13 @@ def _flashinfer(case: Case, t: Tensors) -> Call:
 
     q, k, v = (t[name][0] for name in ("q", "k", "v"))
     alpha, beta = t["g"][0].float().exp(), t["beta"][0].float()  # it takes the linear decay
-    cu = torch.tensor([0, case.tokens], dtype=torch.int64, device=q.device)
+    cu = t.get("cu_seqlens")
+    if cu is None:
+        cu = torch.tensor([0, case.tokens], dtype=torch.int64, device=q.device)
+    state = t.get("initial_state")
     call = module.chunk_gated_delta_rule
-    return lambda: call(q, k, v, alpha, beta, output_final_state=True, cu_seqlens=cu)
+    return lambda: call(q, k, v, alpha, beta, initial_state=state, output_final_state=True,
+                        cu_seqlens=cu)  # fmt: skip
 
 
 PEERS: dict[str, Callable[[Case, Tensors], Call]] = {

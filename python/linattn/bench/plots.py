@@ -9,7 +9,7 @@ from ..testing.cases import FAMILIES
 from .measure import Measurement
 from .timing import Roof
 
-MARKERS = {"chunk": "o", "long": "s", "backward": "^", "decode": "v",
+MARKERS = {"chunk": "o", "prefill": "P", "long": "s", "backward": "^", "decode": "v",
            "speculative": "D"}  # fmt: skip
 COLOURS = dict(zip(FAMILIES, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple",
                               "tab:brown"), strict=True))  # fmt: skip

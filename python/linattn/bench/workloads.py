@@ -15,7 +15,7 @@ from ..testing.dtypes import item_bytes
 # that rates compare: at K = V = 128 131k FLOP a token and head for the delta families, 82k for the
 # additive ones.
 COUNTED_CHUNK = 32
-KINDS = ("chunk", "long", "backward", "decode", "speculative", "call")
+KINDS = ("chunk", "prefill", "long", "backward", "decode", "speculative", "call")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,26 @@ CUDA_BACKWARD = {
     "simple_gla": ((8192, 64, 64),),
     "lightning": ((8192, 64, 64),),
 }
+# GDN's forward as served: H, HV, lengths of the sequences.
+CUDA_PREFILL = (
+    (16, 64, (8192,)),
+    (16, 64, (32768,)),
+    (16, 64, (8192,) * 4),
+    (16, 64, (1024,) * 8),
+    (16, 64, (2048,)),
+    (16, 48, (8192,)),
+    (16, 32, (8192,)),
+    (16, 32, (32768,)),
+    (16, 32, (1024, 7168)),
+    (16, 16, (4096,) * 8),
+    (8, 32, (8192,)),
+    (4, 16, (8192,)),
+    (2, 8, (32768,)),
+    (2, 8, (8192,)),
+    (2, 8, (2048,)),
+)
+# Whether all heads decay, or a quarter of them not at all.
+PREFILL_GATES = ("decaying", "mixed")
 CUDA_DECODE = ((256, 128), (64, 64), (16, 64), (1, 64))  # N, HV
 STATE_NAMES = {"f32": "fp32", "bf16": "bf16"}
 
@@ -129,6 +149,25 @@ def _cuda_chunk(family: str, size: tuple[int, int, int], **changes: object) -> C
 def _sizes(size: tuple[int, int, int]) -> str:
     tokens, heads, heads_v = size
     return f"T={tokens} H={heads}" + (f" HV={heads_v}" if heads_v != heads else "")
+
+
+def lengths_text(case: Case) -> str:
+    """Tokens of each sequence: 8192, 4x8192, 1024+7168."""
+    lengths = case.sequence_lengths
+    if len(set(lengths)) > 1:
+        return "+".join(map(str, lengths))
+    return f"{len(lengths)}x{lengths[0]}" if len(lengths) > 1 else str(lengths[0])
+
+
+def _prefill() -> Iterator[Workload]:
+    for gates in PREFILL_GATES:
+        for heads, heads_v, lengths in CUDA_PREFILL:
+            packed = lengths if len(lengths) > 1 else ()
+            case = _chunk("gdn", dtype="bf16", beta_dtype="bf16", heads=heads, heads_v=heads_v,
+                          tokens=sum(lengths), lengths=packed, qk_norm=True, initial_state=True,
+                          gates=gates)  # fmt: skip
+            name = f"gdn prefill T={lengths_text(case)} H={heads} HV={heads_v} {gates}"
+            yield Workload(name, "prefill", case)
 
 
 def _cuda_decode(family: str) -> Iterator[Workload]:
@@ -162,6 +201,8 @@ def cuda_workloads(families: tuple[str, ...] = FAMILIES) -> Iterator[Workload]:
     for family in families:
         for size in CUDA_CHUNK[family]:
             yield Workload(f"{family} chunk {_sizes(size)}", "chunk", _cuda_chunk(family, size))
+        if family == "gdn":
+            yield from _prefill()
         for size in CUDA_BACKWARD[family]:
             case = _cuda_chunk(family, size, direction="backward", dht=False)
             yield Workload(f"{family} backward {_sizes(size)}", "backward", case)
@@ -173,7 +214,9 @@ def cuda_workloads(families: tuple[str, ...] = FAMILIES) -> Iterator[Workload]:
 def small(workload: Workload) -> Workload:
     """The same work in miniature, to try the command itself."""
     case = workload.case
-    case = replace(case, tokens=min(case.tokens, 256), batch=min(case.batch, 2))
-    cut = {"T": case.tokens, "N": case.num_sequences}
-    name = re.sub(r"\b([TN])=\d+", lambda size: f"{size[1]}={cut[size[1]]}", workload.name)
+    lengths = tuple(min(n, 256 // len(case.lengths)) for n in case.lengths)
+    tokens = sum(lengths) or min(case.tokens, 256)
+    case = replace(case, tokens=tokens, lengths=lengths, batch=min(case.batch, 2))
+    cut = {"T": lengths_text(case) if case.varlen else case.tokens, "N": case.num_sequences}
+    name = re.sub(r"\b([TN])=[\dx+]+", lambda size: f"{size[1]}={cut[size[1]]}", workload.name)
     return replace(workload, name=f"{name} (small)", case=case)

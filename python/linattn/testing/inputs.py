@@ -39,6 +39,12 @@ def _gate(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.nd
         return np.where(token % 11 == 7, -np.inf, mild)
     if kind == "spread":  # every size of decay, channel by channel
         return -(10.0 ** rng.uniform(-4, 1.3, shape))
+    if kind in ("decaying", "mixed"):  # as published prefill tables draw them
+        logits = rng.standard_normal(shape)
+        gates = -np.logaddexp(0.0, -logits) / 16
+        if kind == "mixed":  # every fourth head keeps all it has
+            gates[:, :, ::4] = 0.0
+        return gates
     if kind == "switch":  # halves of the channels decay hard in turn: their maximum bounds nothing
         channel = np.arange(shape[-1]) % 2
         hard = (token // 8) % 2 == channel
