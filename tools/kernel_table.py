@@ -30,7 +30,8 @@ ARGUMENTS = {
     "chunk_gradient_channel_portable": ("K", "delta"),
     "chunk_gradient_token_portable": ("K", "delta"),
     "chunk_prepare_sm90": ("bf16", "delta"),
-    "chunk_scan_sm90": ("bf16", "delta"),
+    "chunk_prepare_channel_sm90": ("delta", "anchored"),
+    "chunk_scan_sm90": ("bf16", "delta", "channel"),
 }
 
 Row = dict[str, str | int]

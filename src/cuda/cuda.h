@@ -5,7 +5,7 @@
 
 namespace linattn::cuda {
 
-extern const Implementation chunk_forward_sm90;      // "cuda_sm90", scalar gates, K = V = 128
+extern const Implementation chunk_forward_sm90;      // "cuda_sm90", 16-bit inputs, K = V = 128
 extern const Implementation chunk_forward;           // "cuda_portable", 16-bit inputs
 extern const Implementation chunk_forward_by_token;  // "cuda_portable_by_token", every type
 extern const Implementation recurrent_forward;       // "cuda_portable"

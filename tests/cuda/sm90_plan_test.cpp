@@ -75,7 +75,10 @@ void refusals() {
   p = gdn();
   p.gate = LINATTN_GATE_CHANNEL;
   p.g = tensor(LINATTN_F32, {1, kTokens, kHeadsV, 128});
-  refused(p, "one number a token");
+  CHECK(chunk_forward_sm90.reject(checked(p), facts()).empty());
+  p.q = p.k = tensor(LINATTN_F16, {1, kTokens, kHeads, 128});
+  p.v = p.o = tensor(LINATTN_F16, {1, kTokens, kHeadsV, 128});
+  refused(p, "q is float16");
   p = gdn();
   p.v.stride[3] = 2, p.v.stride[2] = 256, p.v.stride[1] = 256 * kHeadsV;
   p.v.stride[0] = p.v.stride[1] * kTokens;

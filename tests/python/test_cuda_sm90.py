@@ -19,7 +19,11 @@ REASON = _why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
-def make_inputs(lengths, heads=1, heads_v=2, log_gate=-0.05, beta=None, keys="random"):
+OPERATORS = {"head": ops.chunk_gated_delta_rule, "channel": ops.chunk_kda}
+gates = pytest.mark.parametrize("gate", list(OPERATORS))
+
+
+def make_inputs(lengths, gate="head", heads=1, heads_v=2, log_gate=-0.05, beta=None, keys="random"):
     generator = torch.Generator().manual_seed(0)
     tokens = sum(lengths)
 
@@ -29,7 +33,8 @@ def make_inputs(lengths, heads=1, heads_v=2, log_gate=-0.05, beta=None, keys="ra
     q, k, v = (normal(1, tokens, n, 128) for n in (heads, heads, heads_v))
     if keys != "random":
         k = normal(1, 1, heads, 128) + (0.2 if keys == "near" else 0.0) * k
-    g = log_gate * torch.rand(1, tokens, heads_v, generator=generator) * 2
+    channels = (128,) if gate == "channel" else ()
+    g = log_gate * torch.rand(1, tokens, heads_v, *channels, generator=generator) * 2
     b = torch.rand(1, tokens, heads_v, generator=generator) if beta is None else beta
     b = torch.as_tensor(b).expand(1, tokens, heads_v)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
@@ -40,8 +45,11 @@ def run(q, k, v, g, b, offsets=None, implementation="cuda_sm90", **options):
     device = "cpu" if implementation == "reference" else "cuda"
     cast = torch.Tensor.float if implementation == "reference" else torch.Tensor.clone
     inputs = [cast(t).to(device) for t in (q, k, v)]
+    channel = g.dim() == 4
+    if channel:
+        options["safe_gate"] = True
     with linattn.force(implementation):
-        return ops.chunk_gated_delta_rule(
+        return OPERATORS["channel" if channel else "head"](
             *inputs, g.to(device), b.to(device), output_final_state=True,
             use_qk_l2norm_in_kernel=True,
             cu_seqlens=None if offsets is None else offsets.to(device), **options,
@@ -52,9 +60,10 @@ def error(a, ref):
     return ((a.double().cpu() - ref.double()).norm() / ref.double().norm()).item()
 
 
-@pytest.mark.parametrize("log_gate", [0.0, -0.001, -0.05, -3.0])
-def test_pieces_equal_the_oracle(log_gate):
-    *inputs, offsets = make_inputs([1500, 1, 700], log_gate=log_gate)
+@gates
+@pytest.mark.parametrize("log_gate", [0.0, -0.001, -0.05, -2.5])
+def test_pieces_equal_the_oracle(gate, log_gate):
+    *inputs, offsets = make_inputs([1500, 1, 700], gate, log_gate=log_gate)
     o, ht = run(*inputs, offsets, "reference")
     for options in ({}, {"auto_cp": False}, {"batch_invariant": True}):
         got, got_ht = run(*inputs, offsets, **options)
@@ -62,9 +71,10 @@ def test_pieces_equal_the_oracle(log_gate):
         assert error(got_ht, ht) < 6e-3
 
 
-def test_a_sequence_alone_equals_itself_in_a_batch():
+@gates
+def test_a_sequence_alone_equals_itself_in_a_batch(gate):
     lengths = [2500, 300, 2100]
-    *inputs, offsets = make_inputs(lengths)
+    *inputs, offsets = make_inputs(lengths, gate)
     o, ht = run(*inputs, offsets, batch_invariant=True)
     for n, length in enumerate(lengths):
         begin = int(offsets[n])
@@ -74,31 +84,36 @@ def test_a_sequence_alone_equals_itself_in_a_batch():
         assert torch.equal(alone_ht[0], ht[n])
 
 
-def test_repeats_are_bitwise_the_same():
-    *inputs, offsets = make_inputs([1000, 40])
+@gates
+def test_repeats_are_bitwise_the_same(gate):
+    *inputs, offsets = make_inputs([1000, 40], gate)
     first = run(*inputs, offsets)
     for _ in range(3):
         for a, b in zip(first, run(*inputs, offsets), strict=True):
             assert torch.equal(a, b)
 
 
-def test_later_tokens_change_nothing_before_them():
-    *inputs, _ = make_inputs([500])
+@gates
+@pytest.mark.parametrize("log_gate", [-0.05, -2.5])
+@pytest.mark.parametrize("at", [329, 345])  # in the first and second half of a chunk
+def test_later_tokens_change_nothing_before_them(gate, log_gate, at):
+    *inputs, _ = make_inputs([500], gate, log_gate=log_gate)
     o, _ = run(*inputs)
     changed = [t.clone() for t in inputs]
     for t in changed:
-        t[:, 333:] = t[:, 333:] * 0.5
+        t[:, at:] = t[:, at:] * 0.5
     other, _ = run(*changed)
-    assert torch.equal(o[:, :333], other[:, :333])
+    assert torch.equal(o[:, :at], other[:, :at])
 
 
+@gates
 @pytest.mark.parametrize(
     ("keys", "beta", "tolerance"),
     [("near", 1.0, 7e-3), ("near", 1.7, 1.2e-2), ("near", 2.0, 3e-2), ("same", 1.0, 1.2e-2),
      ("same", 1.7, 3e-2), ("same", 2.0, 2e-1)],
 )  # fmt: skip
-def test_repeated_keys_without_decay(keys, beta, tolerance):
-    *inputs, _ = make_inputs([2048], log_gate=0.0, beta=beta, keys=keys)
+def test_repeated_keys_without_decay(gate, keys, beta, tolerance):
+    *inputs, _ = make_inputs([2048], gate, log_gate=0.0, beta=beta, keys=keys)
     o, ht = run(*inputs, implementation="reference")
     got, got_ht = run(*inputs)
     assert error(got, o) < tolerance

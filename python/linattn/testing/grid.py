@@ -195,7 +195,42 @@ def _square(base: Base) -> Iterator[Case]:
         yield base.case("square", **square, betas="random2", tokens=600)
 
 
-THEMES = (_lengths, _packed, _gates, _keys, _forms, _shapes, _states, _pools, _square)
+def _anchored(base: Base) -> Iterator[Case]:
+    """Channel gates bounded by -5, K = V = 128: kernels may count decays from a chunk's middle."""
+    if base.recurrent or base.direction == "backward" or base.default.gate_kind != "channel":
+        return
+    delta = base.default.is_delta
+    anchored = {"dim_k": 128, "dim_v": 128, "heads": 1, "safe_gate": True, "qk_norm": delta}
+    yield base.case("anchored", **anchored, heads_v=4, lengths=(5, 0, 64, 1, 0, 130, 17), tail=3,
+                    state_v_first=True, intermediate=True, gates="switch")  # fmt: skip
+    yield base.case("anchored", **anchored, heads_v=3, batch=2, tokens=97, layout="heads_first",
+                    gates="minus_5", intermediate=True, state_every=64)  # fmt: skip
+    yield base.case("anchored", **anchored, gates="switch", tokens=700)
+    yield base.case("anchored", **anchored, lengths=(640, 1, 300), batch_invariant=True)
+    if base.quick:
+        return
+    yield base.case("anchored", **anchored, batch=3, tokens=70, pool=Pool(dead=("negative",)))
+    yield base.case("anchored", **anchored, heads_v=2, tokens=260, layout="fused", scale=1.0)
+    for gates in ("zero", "tiny", "alternating", "minus_5", "mild"):
+        yield base.case("anchored", **anchored, gates=gates, tokens=300, heads_v=2)
+    if not delta:
+        return
+    for keys in ("near", "repeated"):
+        for betas in ("one", "1.7", "two"):
+            yield base.case("anchored", **anchored, gates="zero", keys=keys, betas=betas,
+                            tokens=2000)  # fmt: skip
+    if base.family != "kda":
+        return
+    for form in ("sigmoid", "sigmoid2"):
+        for norm in (True, form == "sigmoid2"):
+            case = {**anchored, "gate_form": "bounded", "beta_form": form, "qk_norm": norm}
+            yield base.case("anchored", **case, tokens=200, heads_v=2)
+            yield base.case("anchored", **case, tokens=200, gates="spread", betas="saturated")
+
+
+THEMES = (
+    _lengths, _packed, _gates, _keys, _forms, _shapes, _states, _pools, _square, _anchored
+)  # fmt: skip
 WALKS = (("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward"))
 
 

@@ -12,8 +12,25 @@ __device__ __forceinline__ char* dynamic_shared() {
   return linattn_dynamic_shared;
 }
 
+// The same, where the copy engine or the tensor cores need it at a multiple of 1024 bytes.
+__device__ __forceinline__ char* dynamic_shared_1024() {
+  extern __shared__ __align__(1024) char linattn_dynamic_shared_1024[];
+  return linattn_dynamic_shared_1024;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Two numbers of shared memory, loaded where it is written: registers are not taken before.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-ld
+__device__ __forceinline__ float2 load_pair(uint32_t address) {
+  float2 pair;
+  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.x), "=f"(pair.y)
+               : "r"(address)
+               : "memory");
+  return pair;
 }
 
 // Copies 16 bytes, or with `exists` false reads nothing and writes zeros.

@@ -16,6 +16,15 @@ __device__ __forceinline__ float shuffle(float x, int source_lane) {
   return __shfl_sync(kAllLanes, x, source_lane);
 }
 
+// The lowest and the highest |x| of the lanes', none of them NaN: their bits have the same order.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-redux-sync
+__device__ __forceinline__ float lowest_magnitude(float x) {
+  return __uint_as_float(__reduce_min_sync(kAllLanes, __float_as_uint(fabsf(x))));
+}
+__device__ __forceinline__ float highest_magnitude(float x) {
+  return __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(fabsf(x))));
+}
+
 // The same numbers, about which ptxas knows nothing: what is computed from them stays where it is
 // written, in ordinary registers. (ptxas sees through an empty asm; not through an exchange.)
 __device__ __forceinline__ int opaque(int x) { return __shfl_sync(kAllLanes, x, 0); }

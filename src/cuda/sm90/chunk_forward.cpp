@@ -1,4 +1,4 @@
-// chunk_forward on Hopper for gates that are one number a token: index (varlen), preparation, scan.
+// chunk_forward on Hopper: index (varlen), preparation, scan.
 #include <cuda_runtime_api.h>
 
 #include "cuda/cuda.h"
@@ -15,13 +15,20 @@ using sm90::Cut;
 using sm90::Kernel;
 using sm90::ScanParams;
 
+const char* prepare_name(const Problem& p) {
+  return p.gate == Gate::channel ? "chunk_prepare_channel_sm90" : "chunk_prepare_sm90";
+}
+
 Kernel prepare_kernel_for(const Problem& p) {
+  if (p.gate == Gate::channel)
+    return sm90::prepare_channel_kernel_of(p.update == Update::delta, sm90::anchored_gates(p));
   return sm90::prepare_kernel_of(p.q.type == Type::bf16, p.update == Update::delta,
                                  sm90::prepare_warps(p));
 }
 
 Kernel scan_kernel_for(const Problem& p) {
-  return sm90::scan_kernel_of(p.q.type == Type::bf16, p.update == Update::delta);
+  return sm90::scan_kernel_of(p.q.type == Type::bf16, p.update == Update::delta,
+                              p.gate == Gate::channel);
 }
 
 void plan(Plan* plan) {
@@ -31,7 +38,7 @@ void plan(Plan* plan) {
   plan->config[0] = cut.piece, plan->config[1] = cut.pieces;
   const Kernel prepare = prepare_kernel_for(p), scan = scan_kernel_for(p);
   if (p.varlen()) plan->launches.push_back({"chunk_index_portable", {1, 1, 1}, 1024});
-  plan->launches.push_back({"chunk_prepare_sm90", {sm90::prepare_grid(p), 1, 1}, prepare.threads});
+  plan->launches.push_back({prepare_name(p), {sm90::prepare_grid(p), 1, 1}, prepare.threads});
   plan->launches.push_back({"chunk_scan_sm90", {sm90::scan_grid(p, cut), 1, 1}, scan.threads});
   const int device = plan->facts.device.index;
   if (p.varlen()) prepare_kernel(chunk_index_kernel().address, 0, device);
@@ -46,6 +53,15 @@ bool map_rows(const Problem& p, const TokenView& view, const void* data, int64_t
                                map);
 }
 
+// Numbers of 32 bits as pairs of 16.
+bool map_gates(const Problem& p, const void* data, CUtensorMap* map) {
+  const TokenView& g = p.g;
+  const int64_t words = size_of(g.type) / 2;
+  return tile::make_tensor_map({data, true, p.batch, p.num_tokens, p.heads_v, sm90::kDim * words,
+                                g.b * words, g.t * words, g.h * words, kChunk},
+                               map);
+}
+
 Status run(const Plan& plan, const linattn_args& args, void* stream) {
   const Problem& p = plan.problem;
   const int device = plan.facts.device.index;
@@ -53,7 +69,8 @@ Status run(const Plan& plan, const linattn_args& args, void* stream) {
   ScanParams params = sm90::scan_params(p, cut, args);
   params.vectors = params.vectors && map_rows(p, p.q, args.q, p.heads_qk, &params.q_map) &&
                    map_rows(p, p.k, args.k, p.heads_qk, &params.k_map) &&
-                   map_rows(p, p.v, args.v, p.heads_v, &params.v_map);
+                   map_rows(p, p.v, args.v, p.heads_v, &params.v_map) &&
+                   (p.gate != Gate::channel || map_gates(p, args.g, &params.g_map));
   if (p.varlen()) {
     ChunkParams index;
     index.problem = p;
@@ -66,7 +83,7 @@ Status run(const Plan& plan, const linattn_args& args, void* stream) {
   const int64_t preparations = sm90::prepare_grid(p), chains = sm90::scan_grid(p, cut);
   if (preparations > 0)
     LINATTN_RETURN_IF_FAILED(
-        launch({"chunk_prepare_sm90", preparations, prepare.threads, false, prepare.shared_bytes},
+        launch({prepare_name(p), preparations, prepare.threads, false, prepare.shared_bytes},
                prepare.address, &params, device, stream));
   if (chains == 0) return LINATTN_OK;
   return launch({"chunk_scan_sm90", chains, scan.threads, preparations > 0, scan.shared_bytes},

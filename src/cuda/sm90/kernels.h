@@ -10,6 +10,8 @@ struct Kernel {
 
 // Rows: type of q, update.
 Kernel prepare_kernel_of(bool bf16, bool delta, int warps);  // threads, bytes for `warps` warps
-Kernel scan_kernel_of(bool bf16, bool delta);
+// Of gates a channel; anchored: bounded by -5.
+Kernel prepare_channel_kernel_of(bool delta, bool anchored);
+Kernel scan_kernel_of(bool bf16, bool delta, bool channel);
 
 }  // namespace linattn::cuda::sm90

@@ -10,7 +10,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/warp.cuh"
-#include "cuda/sm90/prepare.solve.cuh"
+#include "cuda/sm90/prepare.square.cuh"
 #include "cuda/sm90/scan.params.h"
 
 namespace linattn::cuda {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void decay_products(Products& kk, Products& qk, const
       const int i = 16 * half + 8 * side + g;
       whole[side] = s.g_whole[i], part[side] = s.g_part[i];
       of_a[side] = kDelta ? s.of_a[i] : 0.0f;
-      of_p[side] = kDelta ? kCut * s.of_p[i] : s.of_p[i];
+      of_p[side] = kDelta ? kCut * kCut * s.of_p[i] : s.of_p[i];
     }
 #pragma unroll
     for (int tile = half == 0 ? 0 : 2; tile < (half == 0 ? 2 : 6); ++tile) {
@@ -149,10 +149,6 @@ __device__ __forceinline__ void store_a(char* square, const Products& a, int lan
   __syncwarp();
 }
 
-__device__ __forceinline__ uint32_t* square_at(char* square, int row, int column) {
-  return reinterpret_cast<uint32_t*>(square + SquareTile::at(row, square_column(column)));
-}
-
 // The block above the diagonal is zero from the start.
 __device__ __forceinline__ void store_p(char* square, const Products& p, int lane) {
   const int g = lane / 4, t = lane % 4;
@@ -162,22 +158,6 @@ __device__ __forceinline__ void store_p(char* square, const Products& p, int lan
     for (int e = 0; e < 4; ++e)
       *square_at(square, row_of(tile) + (e & 2) * 4 + g, column_of(tile) + 2 * t + (e & 1)) =
           ptx::round_tf32(p[tile][e]);
-}
-
-// Block (i, j) of T = X diag(beta).
-__device__ __forceinline__ void store_t(char* square, const Block& x, const float* beta, int i,
-                                        int j, int lane) {
-#pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    const int column = 16 * j + lane / 4 + 8 * side;
-    const float scale = kCut * beta[column];
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        *square_at(square, 16 * i + 8 * tile + lane % 4 * 2 + e, column) =
-            ptx::round_tf32(x.x[tile][2 * side + e] * scale);
-  }
 }
 
 // Gates and norms of the lane's token into the scratch. Whole parts and rests of the gates are
@@ -207,13 +187,15 @@ __device__ __forceinline__ void finish_token(Tokens& s, float g, float beta, boo
   __syncwarp();
 }
 
+template <bool kDelta>
 __device__ __forceinline__ void store_factors(Record& record, const Tokens& s, int lane) {
   const float whole = s.g_whole[lane], part = s.g_part[lane];
   const float whole_end = s.g_whole[kChunk - 1], part_end = s.g_part[kChunk - 1];
   const float from_start = ptx::exp2(whole + part);
   record.read_k[lane] = s.norm_k[lane] * from_start;
   record.read_q[lane] = s.of_p[lane] * from_start;
-  record.write_k[lane] = s.norm_k[lane] * ptx::exp2((whole_end - whole) + (part_end - part));
+  record.write_k[lane] =
+      (kDelta ? kCut : 1.0f) * s.norm_k[lane] * ptx::exp2((whole_end - whole) + (part_end - part));
   if (lane == 0) {
     record.decay = ptx::exp2(whole_end + part_end);
     record.bound = record.decay * s.growth;
@@ -228,13 +210,6 @@ __device__ __forceinline__ void copy_square(float* to, const float* square, int 
     reinterpret_cast<float4*>(to)[i * 32 + lane] =
         reinterpret_cast<const float4*>(square)[i * 32 + lane];
   __syncwarp();
-}
-
-__device__ __forceinline__ void zero_upper_block(char* square, int lane) {
-#pragma unroll
-  for (int i = lane; i < 16 * 4; i += 32)
-    *reinterpret_cast<float4*>(square + SquareTile::at(i / 4, 16 + i % 4 * 4)) =
-        make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 template <bool kBf16, bool kDelta>
@@ -267,17 +242,14 @@ __device__ __forceinline__ void make_record(const ScanParams& p, const Place& pl
     store_a(square, kk, lane);
     const Inverse x = invert(square, lane);
     __syncwarp();
-    store_t(square, x.first, s.beta, 0, 0, lane);
-    store_t(square, x.below, s.beta, 1, 0, lane);
-    store_t(square, x.second, s.beta, 1, 1, lane);
-    zero_upper_block(square, lane);
+    store_t(square, x, lane, [&](int column) { return s.beta[column]; });
     copy_square(record.t, s.square, lane);
   } else {
     zero_upper_block(square, lane);
   }
   store_p(square, qk, lane);
   copy_square(record.p, s.square, lane);
-  store_factors(record, s, lane);
+  store_factors<kDelta>(record, s, lane);
 }
 
 // Rows of q or k into their half of the tile; rows that do not exist become zero.
@@ -328,7 +300,8 @@ __global__ void __launch_bounds__(sm90::kMostWarps * 32, 4)
   ptx::allow_next_grid();
   Tokens& s = reinterpret_cast<Tokens*>(shared + RowsTile::kTileBytes)[thread / 32];
   make_record<kBf16, kDelta>(p, place, ptx::shared_address(shared), s,
-                             p.records[slot * p.heads_v.divisor + hv], thread % 32);
+                             static_cast<Record*>(p.records)[slot * p.heads_v.divisor + hv],
+                             thread % 32);
 }
 
 }  // namespace linattn::cuda

@@ -1,5 +1,4 @@
-// Scan: gates that are one number a token (or none), K = V = 128. A CTA carries 64 value columns of
-// the state of one chain through the chunks of a piece of it.
+// Scan, K = V = 128. A CTA carries the state of one chain through the chunks of a piece of it.
 #pragma once
 
 #include "cuda/portable/chunk_place.cuh"
@@ -13,31 +12,30 @@ namespace sm90 {
 // Outputs that no live sequence owns.
 __device__ __forceinline__ void zero_outputs(const ScanParams& p, const Chain& c, int64_t row,
                                              int64_t row_end) {
+  constexpr int kColumns = Layout<false>::kColumns;
   const Problem& problem = p.problem;
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  for (int64_t i = thread; i < c.range.length() * Layout::kColumns; i += threads)
-    store_element(problem.o.type, p.args.o,
-                  problem.o.at(c.range.batch, c.range.begin + i / Layout::kColumns, c.hv,
-                               c.v0 + i % Layout::kColumns),
-                  0.0f);
+  for (int64_t i = thread; i < c.range.length() * kColumns; i += threads)
+    store_element(
+        problem.o.type, p.args.o,
+        problem.o.at(c.range.batch, c.range.begin + i / kColumns, c.hv, c.v0 + i % kColumns), 0.0f);
   const StateView& view = problem.intermediate_states;
   for (; row < row_end; ++row)
-    for (int i = thread; i < kDim * Layout::kColumns; i += threads)
-      store_element(
-          view.type, p.args.intermediate_states,
-          view.at(c.range.batch, c.hv, i / Layout::kColumns, c.v0 + i % Layout::kColumns) +
-              row * view.r,
-          0.0f);
+    for (int i = thread; i < kDim * kColumns; i += threads)
+      store_element(view.type, p.args.intermediate_states,
+                    view.at(c.range.batch, c.hv, i / kColumns, c.v0 + i % kColumns) + row * view.r,
+                    0.0f);
 }
 
 // First chunk from which on a state of any size would be forgotten before chunk c.own; all lanes of
 // a warp. Products of norms bound the norm of the product, so nothing that counts is dropped.
+template <bool kChannel>
 __device__ __forceinline__ int first_remembered(const ScanParams& p, const Chain& c, int lane) {
   float left = 1.0f;
 #pragma unroll 1
   for (int behind = c.own; behind > 0; behind -= 32) {
     const int chunk = behind - 1 - lane;
-    float bound = chunk >= 0 ? record_of(p, c, chunk)->bound : 1.0f;
+    float bound = chunk >= 0 ? record_of<kChannel>(p, c, chunk)->bound : 1.0f;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const float before = __shfl_up_sync(ptx::kAllLanes, bound, step);
@@ -54,11 +52,12 @@ __device__ __forceinline__ int first_remembered(const ScanParams& p, const Chain
 }  // namespace sm90
 
 // grid: (N, and one more with cu_seqlens) * HV * pieces * parts of V, the part fastest.
-template <bool kBf16, bool kDelta>
-__global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
+template <bool kBf16, bool kDelta, bool kChannel>
+__global__ void __launch_bounds__(sm90::Layout<kChannel>::kThreads, 1)
     chunk_scan_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
   using chunk::divide, chunk::first_row;
+  using Layout = Layout<kChannel>;
   char* unaligned = ptx::dynamic_shared();
   char* shared = unaligned + (tile::kAlignment - ptx::shared_address(unaligned)) % tile::kAlignment;
   const Problem& problem = p.problem;
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
   const uint32_t barriers = ptx::shared_address(shared + Layout::kBarriersAt);
   Chain& chain = *reinterpret_cast<Chain*>(shared + Layout::kChainAt);
   ptx::wait_for_previous_grid();
-  c.begin = first_remembered(p, c, lane);
+  c.begin = first_remembered<kChannel>(p, c, lane);
   c.loads = c.begin == 0 && starts_from_state(problem, p.args, n);
   if (thread == 0) {
     chain = c;
@@ -118,16 +117,16 @@ __global__ void __launch_bounds__(sm90::Layout::kThreads, 1)
   __syncthreads();
   if (thread >= kWarpgroup) {
     ptx::raise_registers<Layout::kStateRegisters>();
-    scan_chunks<kBf16, kDelta>(p, chain, shared, barriers);
+    scan_chunks<kBf16, kDelta, kChannel>(p, chain, shared, barriers);
   } else {
     ptx::lower_registers<Layout::kLoadRegisters>();
     const int warp = ptx::opaque(thread / 32);
     if (warp == 0)
-      load_chunks(p, chain, shared, barriers);
-    else if (warp == 1)
+      load_chunks<kChannel>(p, chain, shared, barriers);
+    else if (warp >= 2)
+      store_outputs<kChannel>(p, chain, warp - 2, shared, barriers);
+    else if constexpr (!kChannel)
       gather_decays<kBf16>(chain, shared, barriers);
-    else
-      store_outputs(p, chain, warp - 2, shared, barriers);
   }
 }
 

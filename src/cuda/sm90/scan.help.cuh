@@ -10,9 +10,10 @@ namespace linattn::cuda::sm90 {
 // Scales the factors of each chunk by the decays that have gathered (see Gathered), a lane a token.
 template <bool kBf16>
 __device__ __forceinline__ void gather_decays(const Chain& c, char* shared, uint32_t barriers) {
+  using Layout = Layout<false>;
   const int lane = lane_of_warp();
   float before = 1.0f;
-  Turn turn;
+  Turn<Layout::kStages> turn;
 #pragma unroll 1
   for (int chunk = c.begin; chunk < c.end; ++chunk, turn.next()) {
     char* tiles = shared + turn.stage * Layout::kStageBytes;
@@ -33,15 +34,17 @@ __device__ __forceinline__ void gather_decays(const Chain& c, char* shared, uint
 }
 
 // A slab of O from the place of V to global memory, which frees the stage.
+template <bool kChannel>
 __device__ __forceinline__ void store_outputs(const ScanParams& p, const Chain& c, int slab,
                                               char* shared, uint32_t barriers) {
+  using Layout = Layout<kChannel>;
   constexpr int kUnits = kSlab / 8, kRowsATurn = 32 / kUnits, kTurns = kChunk / kRowsATurn;
   const int lane = lane_of_warp(), row = lane / kUnits, unit = lane % kUnits;
   const TokenView& view = p.problem.o;
   auto* to = static_cast<uint16_t*>(p.args.o) +
              view.at(c.range.batch, c.range.begin + static_cast<int64_t>(c.begin) * kChunk + row,
                      c.hv, c.v0 + slab * kSlab + unit * 8);
-  Turn turn;
+  Turn<Layout::kStages> turn;
 #pragma unroll 1
   for (int chunk = c.begin; chunk < c.end; ++chunk, turn.next(), to += kChunk * view.t) {
     const char* tile =

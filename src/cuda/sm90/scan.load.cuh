@@ -7,8 +7,8 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/copy_engine.cuh"
 #include "cuda/ptx/warp.cuh"
+#include "cuda/sm90/scan.layout.h"
 #include "cuda/sm90/scan.params.h"
-#include "cuda/sm90/scan.shared.h"
 
 namespace linattn::cuda::sm90 {
 
@@ -26,11 +26,12 @@ __device__ __forceinline__ int slab_of_warpgroup() {
 }
 
 // A place in the ring of stages, and the parity of its barriers' phase.
+template <int kStages>
 struct Turn {
   int stage = 0;
   uint32_t phase = 0;
   __device__ __forceinline__ void next() {
-    if (++stage == Layout::kStages) stage = 0, phase ^= 1;
+    if (++stage == kStages) stage = 0, phase ^= 1;
   }
 };
 
@@ -55,57 +56,73 @@ __device__ __forceinline__ void copy_rows(const void* data, int64_t offset, int6
         from[i / kColumns * stride + i % kColumns];
 }
 
-__device__ __forceinline__ const Record* record_of(const ScanParams& p, const Chain& c, int chunk) {
-  return p.records + (c.first_chunk + chunk) * p.heads_v.divisor + c.hv;
+template <bool kChannel>
+__device__ __forceinline__ const typename Layout<kChannel>::Record* record_of(const ScanParams& p,
+                                                                              const Chain& c,
+                                                                              int chunk) {
+  return static_cast<const typename Layout<kChannel>::Record*>(p.records) +
+         (c.first_chunk + chunk) * p.heads_v.divisor + c.hv;
 }
 
+template <bool kChannel>
 __device__ __forceinline__ void start_copies(const ScanParams& p, const Chain& c, char* at,
                                              int chunk, uint32_t barrier) {
+  using Layout = Layout<kChannel>;
   const int token = static_cast<int>(c.range.begin) + chunk * kChunk;
-  const int batch = static_cast<int>(c.range.batch), h = static_cast<int>(c.h);
-  const uint32_t keys = ptx::shared_address(at + Layout::kKeys);
+  const int batch = static_cast<int>(c.range.batch);
   const uint32_t values = ptx::shared_address(at + Layout::kV);
-  ptx::expect_bytes(barrier, Layout::kRecord + kRecordRead);
+  ptx::expect_bytes(barrier,
+                    Layout::kTiles + Layout::kSlabs * ValuesTile::kTileBytes + Layout::kRecordRead);
+  if constexpr (!kChannel) {
+    const int h = static_cast<int>(c.h);
+    const uint32_t keys = ptx::shared_address(at + Layout::kKeys);
 #pragma unroll
-  for (int panel = 0; panel < 2; ++panel) {
-    const uint32_t to = keys + panel * RowsTile::kPanelBytes;
-    ptx::copy_box(to, p.k_map, panel * RowsTile::kPanelColumns, h, token, batch, barrier);
-    ptx::copy_box(to + kChunk * tile::kSwizzleBytes, p.q_map, panel * RowsTile::kPanelColumns, h,
-                  token, batch, barrier);
+    for (int panel = 0; panel < 2; ++panel) {
+      const uint32_t to = keys + panel * RowsTile::kPanelBytes;
+      ptx::copy_box(to, p.k_map, panel * RowsTile::kPanelColumns, h, token, batch, barrier);
+      ptx::copy_box(to + kChunk * tile::kSwizzleBytes, p.q_map, panel * RowsTile::kPanelColumns, h,
+                    token, batch, barrier);
+    }
   }
 #pragma unroll
   for (int slab = 0; slab < Layout::kSlabs; ++slab)
     ptx::copy_box(values + slab * ValuesTile::kTileBytes, p.v_map, c.v0 + slab * kSlab,
                   static_cast<int>(c.hv), token, batch, barrier);
-  ptx::copy_bytes(ptx::shared_address(at + Layout::kRecord), record_of(p, c, chunk), kRecordRead,
-                  barrier);
+  ptx::copy_bytes(ptx::shared_address(at + Layout::kRecord), record_of<kChannel>(p, c, chunk),
+                  Layout::kRecordRead, barrier);
 }
 
 // Not inlined: ptxas then has the registers to keep the state's products in flight (C7511).
-inline __device__ __noinline__ void copy_elements(const ScanParams& p, const Chain& c, char* at,
-                                                  int chunk, int rows, int lane) {
+template <bool kChannel>
+__device__ __noinline__ void copy_elements(const ScanParams& p, const Chain& c, char* at, int chunk,
+                                           int rows, int lane) {
+  using Layout = Layout<kChannel>;
   const Problem& problem = p.problem;
   const int64_t begin = c.range.begin + static_cast<int64_t>(chunk) * kChunk;
-  copy_rows<RowsTile>(p.args.k, problem.k.at(c.range.batch, begin, c.h), problem.k.t, rows,
-                      at + Layout::kKeys, 0, lane);
-  copy_rows<RowsTile>(p.args.q, problem.q.at(c.range.batch, begin, c.h), problem.q.t, rows,
-                      at + Layout::kKeys, kChunk, lane);
+  if constexpr (!kChannel) {
+    copy_rows<RowsTile>(p.args.k, problem.k.at(c.range.batch, begin, c.h), problem.k.t, rows,
+                        at + Layout::kKeys, 0, lane);
+    copy_rows<RowsTile>(p.args.q, problem.q.at(c.range.batch, begin, c.h), problem.q.t, rows,
+                        at + Layout::kKeys, kChunk, lane);
+  }
 #pragma unroll 1
   for (int slab = 0; slab < Layout::kSlabs; ++slab)
     copy_rows<ValuesTile>(p.args.v, problem.v.at(c.range.batch, begin, c.hv, c.v0 + slab * kSlab),
                           problem.v.t, rows, at + Layout::kV + slab * ValuesTile::kTileBytes, 0,
                           lane);
-  const auto* record = reinterpret_cast<const uint4*>(record_of(p, c, chunk));
-  for (int i = lane; i < kRecordRead / 16; i += 32)
+  const auto* record = reinterpret_cast<const uint4*>(record_of<kChannel>(p, c, chunk));
+  for (int i = lane; i < Layout::kRecordRead / 16; i += 32)
     reinterpret_cast<uint4*>(at + Layout::kRecord)[i] = record[i];
 }
 
 // Full chunks come by the copy engine, which hands them over itself.
+template <bool kChannel>
 __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c, char* shared,
                                             uint32_t barriers) {
+  using Layout = Layout<kChannel>;
   const uint32_t landed = barriers + 8 * Layout::kLanded;
   const int lane = lane_of_warp();
-  Turn turn;
+  Turn<Layout::kStages> turn;
 #pragma unroll 1
   for (int chunk = c.begin; chunk < c.end; ++chunk, turn.next()) {
     const uint32_t full = barriers + 8 * (Layout::kFull + turn.stage);
@@ -113,18 +130,20 @@ __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c,
     char* at = shared + turn.stage * Layout::kStageBytes;
     ptx::wait(barriers + 8 * (Layout::kEmpty + turn.stage), turn.phase ^ 1);
     if (p.vectors && rows == kChunk) {
-      if (lane == 0) start_copies(p, c, at, chunk, full);
+      if (lane == 0) start_copies<kChannel>(p, c, at, chunk, full);
       continue;
     }
     // The last chunk, or one that no map describes.
     if (p.vectors) {
-      if (lane == 0) start_copies(p, c, at, chunk, landed);
+      if (lane == 0) start_copies<kChannel>(p, c, at, chunk, landed);
       ptx::wait(landed, 0);
     } else {
-      copy_elements(p, c, at, chunk, rows, lane);
+      copy_elements<kChannel>(p, c, at, chunk, rows, lane);
     }
-    zero_rows<RowsTile>(at + Layout::kKeys, 0, rows, lane);
-    zero_rows<RowsTile>(at + Layout::kKeys, kChunk, rows, lane);
+    if constexpr (!kChannel) {
+      zero_rows<RowsTile>(at + Layout::kKeys, 0, rows, lane);
+      zero_rows<RowsTile>(at + Layout::kKeys, kChunk, rows, lane);
+    }
     for (int slab = 0; slab < Layout::kSlabs; ++slab)
       zero_rows<ValuesTile>(at + Layout::kV + slab * ValuesTile::kTileBytes, 0, rows, lane);
     ptx::fence_async_proxy();

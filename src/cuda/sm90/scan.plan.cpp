@@ -4,21 +4,24 @@
 
 #include "core/ledger.h"
 #include "cuda/portable/chunk.plan.h"
+#include "cuda/sm90/scan.layout.h"
 
 namespace linattn::cuda::sm90 {
 namespace {
 
 struct Workspace {
-  Record* records;
+  void* records;
   int64_t* chunk_begin;
 
   Workspace(Ledger* ledger, const Problem& p) {
-    records = ledger->take<Record>(chunk_slots(p) * p.heads_v);
+    const int64_t count = chunk_slots(p) * p.heads_v;
+    records = p.gate == Gate::channel ? static_cast<void*>(ledger->take<ChannelRecord>(count))
+                                      : ledger->take<Record>(count);
     chunk_begin = p.varlen() ? ledger->take<int64_t>(p.num_sequences + 1) : nullptr;
   }
 };
 
-constexpr int64_t kParts = kDim / Layout::kColumns;  // of V
+constexpr int64_t kParts = kDim / Layout<false>::kColumns;  // of V
 // Shorter pieces would spend their time on what came before them.
 constexpr int64_t kShortestPiece = 8;
 // Cuts that depend on a sequence's own length alone.
@@ -30,7 +33,9 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
   if (facts.compute_capability != 90)
     return format_text("needs compute capability 9.0, %s has %d.%d", facts.name.c_str(),
                        facts.compute_capability / 10, facts.compute_capability % 10);
-  if (p.gate == Gate::channel) return "takes gates that are one number a token, g has K of them";
+  // Decayed keys need bf16's range, and near keys without decay show what it rounds.
+  if (p.gate == Gate::channel && p.update == Update::delta && p.q.type == Type::f16)
+    return "takes bfloat16 for the delta update with gates a channel, q is float16";
   if (p.q.type == Type::f32) return "takes bfloat16 and float16, q is float32";
   if (p.dim_k != kDim || p.dim_v != kDim)
     return format_text("takes K = V = 128, got K = %lld, V = %lld", static_cast<long long>(p.dim_k),
@@ -50,13 +55,19 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
   return "";
 }
 
+bool anchored_gates(const Problem& p) {
+  return p.gate_form == GateForm::bounded || (p.gate_form == GateForm::given && p.safe_gate);
+}
+
 int prepare_warps(const Problem& p) {
   int warps = kMostWarps;
   while (p.group() % warps != 0) --warps;
   return warps;
 }
 
-int64_t prepare_grid(const Problem& p) { return chunk_slots(p) * p.heads_v / prepare_warps(p); }
+int64_t prepare_grid(const Problem& p) {
+  return chunk_slots(p) * p.heads_v / (p.gate == Gate::channel ? 1 : prepare_warps(p));
+}
 
 Cut cut_of(const Problem& p, const DeviceFacts& facts) {
   const int64_t longest = std::max<int64_t>(chunks_a_sequence(p), 1);
@@ -102,8 +113,10 @@ ScanParams scan_params(const Problem& p, const Cut& cut, const linattn_args& arg
   params.parts = FastDivisor(static_cast<uint32_t>(kParts));
   params.pieces = FastDivisor(static_cast<uint32_t>(cut.pieces));
   params.piece = static_cast<int>(cut.piece);
-  params.vectors = rows_aligned(p.q, args.q, p, 8) && rows_aligned(p.k, args.k, p, 8) &&
-                   rows_aligned(p.v, args.v, p, 8) && rows_aligned(p.o, args.o, p, 8);
+  params.vectors =
+      rows_aligned(p.q, args.q, p, 8) && rows_aligned(p.k, args.k, p, 8) &&
+      rows_aligned(p.v, args.v, p, 8) && rows_aligned(p.o, args.o, p, 8) &&
+      (p.gate != Gate::channel || rows_aligned(p.g, args.g, p, 16 / size_of(p.g.type)));
   return params;
 }
 

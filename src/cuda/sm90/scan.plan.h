@@ -20,7 +20,10 @@ std::string reject(const Problem& problem, const DeviceFacts& facts);
 Cut cut_of(const Problem& problem, const DeviceFacts& facts);
 int64_t workspace_bytes(const Problem& problem);
 
-// A warp each for value heads of one q/k head, which share its tile.
+// Whether the gates of channels are bounded by -5, so that 16 tokens decay by exp(-80) at most.
+bool anchored_gates(const Problem& problem);
+
+// A warp each for value heads of one q/k head, which share its tile. Not for gates a channel.
 int prepare_warps(const Problem& problem);
 int64_t prepare_grid(const Problem& problem);
 int64_t scan_grid(const Problem& problem, const Cut& cut);

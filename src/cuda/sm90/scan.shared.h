@@ -31,12 +31,12 @@ inline constexpr float kCut = 1.0f + 0.3466f / 1024.0f;
 
 // What preparation hands to the scan, one chunk of one value head, in the scan's memory image.
 struct alignas(128) Record {
-  float t[kChunk * kChunk];  // kCut (I + A)^-1 diag(beta), SquareTile; absent when additive
-  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut for the delta update
+  float t[kChunk * kChunk];  // (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
+  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut^2 for the delta update
   // Per-token factors, applied to accumulators.
   float read_k[kChunk];   // |k|^-1 exp(G): what reads the state for K~
   float read_q[kChunk];   // scale |q|^-1 exp(G)
-  float write_k[kChunk];  // |k|^-1 exp(G_C - G)
+  float write_k[kChunk];  // |k|^-1 exp(G_C - G), times kCut for the delta update
   float decay;            // exp(G_C)
   // Of the spectral norm of the map from the state before the chunk to the one behind it:
   // exp(G_C) prod max(1, |1 - beta |k|^2|).
@@ -93,38 +93,5 @@ struct Gathered {
 // Less than this is not gathered. What a warpgroup holds is larger than the state by the inverse,
 // which fp16 must bear.
 inline constexpr float kLeastGathered = 0x1p-20f, kLeastGatheredF16 = 0.25f;
-
-// What of a record is read, in multiples of 16 bytes.
-inline constexpr int kRecordRead = static_cast<int>(offsetof(Record, decay)) + 16;
-
-// Scan: a warpgroup whose warps load, gather decays and store o (a warp for each slab), and one for
-// each slab of 64 value columns that carries its part of the state. Both slabs read k, q and the
-// record of one stage: two CTAs of one slab each would fetch them twice, and L2's rate is what the
-// scan meets first.
-struct Layout {
-  static constexpr int kSlabs = 2, kColumns = kSlabs * kSlab, kStages = 6;
-  static constexpr int kThreads = (1 + kSlabs) * kWarpgroup;
-  static constexpr int kLoadRegisters = 56, kStateRegisters = 224;  // of a thread; 168 on average
-
-  static constexpr int kKeys = 0, kV = RowsTile::kTileBytes;
-  static constexpr int kRecord = kV + kSlabs * ValuesTile::kTileBytes;
-  static constexpr int kGathered = kRecord + kRecordRead;
-  static constexpr int kStageBytes =
-      (kGathered + static_cast<int>(sizeof(Gathered)) + tile::kAlignment - 1) / tile::kAlignment *
-      tile::kAlignment;
-
-  static constexpr int kChainAt = kStages * kStageBytes;
-  static constexpr int kBarriersAt = kChainAt + (static_cast<int>(sizeof(Chain)) + 15) / 16 * 16;
-  // Barriers, one for each stage: its tiles have come; its factors are scaled; a slab of o is
-  // written; all of it is stored. And one for the chunk that is not whole.
-  static constexpr int kFull = 0, kReady = kStages, kWritten = 2 * kStages;
-  static constexpr int kEmpty = kWritten + kSlabs * kStages, kLanded = kEmpty + kStages;
-  static constexpr int kBarriers = kLanded + 1;
-  static constexpr int kBytes = kBarriersAt + kBarriers * 8;
-  // The start of dynamic shared memory is aligned by hand.
-  static constexpr int kSharedBytes = kBytes + tile::kAlignment;
-  static_assert(kSharedBytes + 1024 <= 228 * 1024, "an SM has 228 KB");
-  static_assert(kSharedBytes > 114 * 1024, "a CTA has an SM for itself");
-};
 
 }  // namespace linattn::cuda::sm90

@@ -51,11 +51,11 @@ __device__ __forceinline__ void pack_state(uint32_t (&a)[8][4], const float (&s)
 
 // x = S^T rows^T for rows first.. of the [K; Q] tile.
 template <bool kBf16>
-__device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8][4],
-                                           uint64_t stage, int first) {
+__device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8][4], uint64_t keys,
+                                           int first) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const uint64_t rows = stage + tile::k_major<RowsTile>(Layout::kKeys, first, step);
+    const uint64_t rows = keys + tile::k_major<RowsTile>(0, first, step);
     if (step == 0)
       ptx::wgmma_k16<kBf16, false>(x, a[step], rows);
     else
@@ -141,18 +141,33 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[2][4], const float (&
   for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = pack<kBf16>(x[2 * i], x[2 * i + 1]);
 }
 
-template <bool kBf16>
+template <bool kBf16, class Keys>
 __device__ __forceinline__ void update_state(float (&s)[64], const uint32_t (&r)[2][4],
-                                             uint64_t stage) {
+                                             uint64_t keys) {
 #pragma unroll
   for (int step = 0; step < 2; ++step)
-    ptx::wgmma_k16_transposed<kBf16, true>(s, r[step],
-                                           stage + tile::mn_major<RowsTile>(Layout::kKeys, step));
+    ptx::wgmma_k16_transposed<kBf16, true>(s, r[step], keys + tile::mn_major<Keys>(0, step));
 }
 
-template <bool kBf16, bool kDelta>
+// S^T times the decays of its channels.
+__device__ __forceinline__ void decay_channels(float (&s)[64], const float* decays, int t) {
+  const uint32_t at = ptx::shared_address(decays + 2 * t);
+#pragma unroll
+  for (int j = 0; j < kDim / 8; ++j) {
+    const float2 two = ptx::load_pair(at + 32 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[4 * j + e] *= e & 1 ? two.y : two.x;
+  }
+}
+
+template <bool kBf16, bool kDelta, bool kChannel>
 __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c, char* shared,
                                             uint32_t barriers) {
+  using Layout = Layout<kChannel>;
+  // Decayed keys and queries need bf16's range.
+  constexpr bool kWide = kBf16 || kChannel;
+  // What a stage's keys and factors wait for.
+  constexpr int kReady = kChannel ? Layout::kFull : Layout::kReady;
   const Problem& problem = p.problem;
   const int slab = slab_of_warpgroup(), v0 = c.v0 + slab * kSlab;
   float s[64];
@@ -176,37 +191,38 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
   const uint64_t first_stage = ptx::shared_address(shared) >> 4;
   uint64_t operands = first_stage;
   const auto read_keys = [&] {
-    pack_state<kBf16>(a, s);
+    pack_state<kWide>(a, s);
     ptx::pin(a);
     if constexpr (kDelta) {
       ptx::fence_wgmma();
-      read_state<kBf16>(r, a, operands, 0);
+      read_state<kWide>(r, a, operands + (Layout::kKeys >> 4), 0);
     }
   };
-  Turn turn;
+  Turn<Layout::kStages> turn;
   float kept = 1.0f;
   if (c.begin < end) {
-    ptx::wait(barriers + 8 * Layout::kReady, 0);
+    ptx::wait(barriers + 8 * kReady, 0);
     read_keys();
   }
 #pragma unroll 1
   for (int chunk = c.begin; chunk < end; ++chunk) {
     char* tiles = shared + turn.stage * Layout::kStageBytes;
     const uint32_t values = ptx::shared_address(tiles) + unit;
-    const Record& record = *reinterpret_cast<const Record*>(tiles + Layout::kRecord);
-    const Gathered& gathered = *reinterpret_cast<const Gathered*>(tiles + Layout::kGathered);
+    const auto& record = *reinterpret_cast<const typename Layout::Record*>(tiles + Layout::kRecord);
+    Gathered gathered = {1.0f, 1.0f, 1.0f};
+    if constexpr (!kChannel)
+      gathered = *reinterpret_cast<const Gathered*>(tiles + Layout::kGathered);
     float v[16];
     float2 read_k[4], read_q[4], write_k[4];
     load_values<kBf16>(v, values);
     if constexpr (kDelta) load_factors(read_k, record.read_k, t);
     load_factors(write_k, record.write_k, t);
     load_factors(read_q, record.read_q, t);
-    const float times = gathered.times;
     const uint32_t done = written + 8 * turn.stage;
     const uint64_t now = operands;
     turn.next();
     operands = turn.stage == 0 ? first_stage : operands + (Layout::kStageBytes >> 4);
-    const uint32_t next = barriers + 8 * (Layout::kReady + turn.stage);
+    const uint32_t next = barriers + 8 * (kReady + turn.stage);
     const bool ready = chunk + 1 == end || ptx::try_wait(next, turn.phase);
     ptx::wait_wgmma<0>();
     ptx::pin(s);
@@ -230,15 +246,16 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
                   intermediate.at(c.range.batch, c.hv, 0, v0) + row * intermediate.r, s,
                   gathered.before);
     }
-    if (times != 1.0f) [[unlikely]] {
+    if (!kChannel && gathered.times != 1.0f) [[unlikely]] {
 #pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] *= times;
+      for (int i = 0; i < 64; ++i) s[i] *= gathered.times;
     }
     if (chunk + 1 == end) kept = gathered.after;
     ptx::pin(s);
     ptx::fence_wgmma();
-    if constexpr (kDelta) multiply_square<false>(r, z, now, Layout::kRecord + offsetof(Record, t));
-    read_state<kBf16>(o, a, now, kChunk);
+    if constexpr (kDelta) multiply_square<false>(r, z, now, Layout::kT);
+    read_state<kWide>(o, a, now + (Layout::kKeys >> 4), kChunk);
+    if constexpr (kChannel) decay_channels(s, record.decay, t);
     if constexpr (kDelta) {
       ptx::wait_wgmma<1>();
       ptx::pin(r);
@@ -249,15 +266,15 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     // For the update R is a sum of two narrow numbers; V, which was narrow, of one.
     uint32_t first[2][4], second[2][4];
     float rest[16];
-    round_operand<kBf16, kDelta>(first, rest, r, write_k);
+    round_operand<kWide, kDelta>(first, rest, r, write_k);
     ptx::pin(s), ptx::pin(first);
     ptx::fence_wgmma();
-    update_state<kBf16>(s, first, now);
+    update_state<kWide, typename Layout::UpdateTile>(s, first, now + (Layout::kUpdate >> 4));
     if constexpr (kDelta) {
-      pack_operand<kBf16>(second, rest);
+      pack_operand<kWide>(second, rest);
       ptx::pin(second);
       ptx::fence_wgmma();
-      update_state<kBf16>(s, second, now);
+      update_state<kWide, typename Layout::UpdateTile>(s, second, now + (Layout::kUpdate >> 4));
     }
     ptx::commit_wgmma();
 #pragma unroll
@@ -269,7 +286,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     for (int i = 0; i < 16; ++i) o[i] *= i & 1 ? read_q[i / 4].y : read_q[i / 4].x;
     ptx::pin(o);
     ptx::fence_wgmma();
-    multiply_square<true>(o, z, now, Layout::kRecord + offsetof(Record, p));
+    multiply_square<true>(o, z, now, Layout::kP);
     ptx::wait_wgmma<1>();
     ptx::pin(s);
     // Behind the last chunk this reads what is left of another, for nobody.

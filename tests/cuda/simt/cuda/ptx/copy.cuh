@@ -6,9 +6,11 @@
 namespace linattn::cuda::ptx {
 
 inline char* dynamic_shared() { return simt::shared_memory; }
+inline char* dynamic_shared_1024() { return simt::shared_memory; }
 inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const char*>(pointer) - simt::shared_memory);
 }
+inline float2 load_pair(uint32_t address) { return simt::at_shared<float2>(address); }
 inline void copy_16_async(uint32_t to, const void* from, bool exists = true) {
   if (to % 16 != 0 || to + 16 > simt::kSharedBytes) simt::stop("a copy to a wrong address");
   simt::Cta& c = *simt::cta;

@@ -47,4 +47,12 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2
   brought(barrier, m.box_tokens * 128);
 }
 
+inline void store_bytes(void* to, uint32_t from, int bytes) {
+  if (from % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0)
+    simt::stop("a bulk store is not aligned");
+  std::memcpy(to, simt::shared_memory + from, static_cast<size_t>(bytes));
+}
+inline void commit_stores() {}
+inline void wait_stores_read() {}
+
 }  // namespace linattn::cuda::ptx

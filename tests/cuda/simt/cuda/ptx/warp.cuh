@@ -17,6 +17,20 @@ inline float shuffle(float x, int source_lane) {
   return std::bit_cast<float>(simt::taken(source_lane & 31));
 }
 
+inline float lowest_magnitude(float x) {
+  simt::exchange(std::bit_cast<uint32_t>(std::fabs(x)));
+  for (int lane = 0; lane < simt::kLanes; ++lane)
+    x = std::fmin(std::fabs(x), std::bit_cast<float>(simt::taken(lane)));
+  return x;
+}
+
+inline float highest_magnitude(float x) {
+  simt::exchange(std::bit_cast<uint32_t>(std::fabs(x)));
+  for (int lane = 0; lane < simt::kLanes; ++lane)
+    x = std::fmax(std::fabs(x), std::bit_cast<float>(simt::taken(lane)));
+  return x;
+}
+
 inline int opaque(int x) {
   simt::exchange(std::bit_cast<uint32_t>(x));
   return std::bit_cast<int>(simt::taken(0));
