@@ -46,6 +46,8 @@ def _torch(case: Case, t: Tensors) -> Call:
     if case.direction == "forward":
         names.append("initial_state")
     inputs: Tensors = {name: t[name] for name in names if name in t}
+    if case.state_v_first and case.form == "chunk" and "initial_state" in inputs:
+        inputs["initial_state"] = inputs["initial_state"].mT
     if case.form == "recurrent":
         return _torch_decode(case, t, torch_chunked.decode_step)
     if case.direction == "forward":
@@ -138,10 +140,13 @@ def _flash_kda(case: Case, t: Tensors) -> Call:
     import torch
 
     out = torch.empty_like(t["v"])
-    final = torch.empty(case.batch, case.value_heads, case.dim_v, case.dim_k, device=out.device)
+    final = torch.empty(
+        case.num_sequences, case.value_heads, case.dim_v, case.dim_k, device=out.device
+    )
     inputs = [t[name] for name in ("q", "k", "v", "g", "beta")]
+    rest = {name: t[name] for name in ("initial_state", "cu_seqlens") if name in t}
     return lambda: module.fwd(*inputs, case.scale_value, out, t["A_log"], t["dt_bias"],
-                              case.lower_bound, final_state=final)  # fmt: skip
+                              case.lower_bound, final_state=final, **rest)  # fmt: skip
 
 
 def _flash_qla(case: Case, t: Tensors) -> Call:

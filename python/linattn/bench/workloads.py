@@ -122,6 +122,31 @@ CUDA_PREFILL = (
 )
 # Whether all heads decay, or a quarter of them not at all.
 PREFILL_GATES = ("decaying", "mixed")
+# KDA's: H, rows of the batch, lengths of the sequences of one. Those of the second table also with
+# gates that keep almost all.
+MIXED_LENGTHS = (1300, 547, 2048, 963, 271, 3063)
+CUDA_PREFILL_KDA = (
+    (96, 1, (8192,)),
+    (96, 1, MIXED_LENGTHS),
+    (96, 1, (1024,) * 8),
+    (64, 1, (8192,)),
+    (64, 1, MIXED_LENGTHS),
+    (64, 1, (1024,) * 8),
+    (64, 1, (512,)),
+    (64, 1, (1024,)),
+    (64, 1, (4096,)),
+    (64, 1, (16384,)),
+    (64, 2, (8192,)),
+    (24, 1, (8192,)),
+    (16, 1, (8192,)),
+    (16, 1, (2048,) * 8),
+    (12, 1, (2048,) * 4),
+    (12, 1, (2048,)),
+    (8, 1, (4096,)),
+    (4, 1, (1024,)),
+    (32, 1, (32768,)),
+)
+CUDA_KEPT_KDA = ((96, 8192), (64, 8192), (12, 2048), (8, 4096), (32, 32768))  # H, T
 CUDA_DECODE = ((256, 128), (64, 64), (16, 64), (1, 64))  # N, HV
 STATE_NAMES = {"f32": "fp32", "bf16": "bf16"}
 
@@ -157,6 +182,17 @@ def lengths_text(case: Case) -> str:
     if len(set(lengths)) > 1:
         return "+".join(map(str, lengths))
     return f"{len(lengths)}x{lengths[0]}" if len(lengths) > 1 else str(lengths[0])
+
+
+def _prefill_kda() -> Iterator[Workload]:
+    kept = ((heads, 1, (tokens,)) for heads, tokens in CUDA_KEPT_KDA)
+    for gates, sizes in (("mild", CUDA_PREFILL_KDA), ("kept", tuple(kept))):
+        for heads, batch, lengths in sizes:
+            packed = lengths if len(lengths) > 1 else ()
+            case = _cuda_chunk("kda", (sum(lengths), heads, heads), batch=batch, lengths=packed,
+                               state_v_first=True, initial_state=True, gates=gates)  # fmt: skip
+            name = f"kda prefill T={lengths_text(case)} H={heads} {gates}"
+            yield Workload(name, "prefill", case)
 
 
 def _prefill() -> Iterator[Workload]:
@@ -201,6 +237,8 @@ def cuda_workloads(families: tuple[str, ...] = FAMILIES) -> Iterator[Workload]:
     for family in families:
         for size in CUDA_CHUNK[family]:
             yield Workload(f"{family} chunk {_sizes(size)}", "chunk", _cuda_chunk(family, size))
+        if family == "kda":
+            yield from _prefill_kda()
         if family == "gdn":
             yield from _prefill()
         for size in CUDA_BACKWARD[family]:
@@ -217,6 +255,6 @@ def small(workload: Workload) -> Workload:
     lengths = tuple(min(n, 256 // len(case.lengths)) for n in case.lengths)
     tokens = sum(lengths) or min(case.tokens, 256)
     case = replace(case, tokens=tokens, lengths=lengths, batch=min(case.batch, 2))
-    cut = {"T": lengths_text(case) if case.varlen else case.tokens, "N": case.num_sequences}
+    cut = {"T": lengths_text(case), "N": case.num_sequences}
     name = re.sub(r"\b([TN])=[\dx+]+", lambda size: f"{size[1]}={cut[size[1]]}", workload.name)
     return replace(workload, name=f"{name} (small)", case=case)

@@ -39,7 +39,8 @@ FAMILY_BETA_FORMS = {
 
 # How the natural-log decays of a given gate are drawn (inputs.py has the formulas).
 GATES = ("mild", "zero", "tiny", "minus_5", "minus_30", "minus_1e4", "minus_inf", "alternating",
-         "alternating_inf", "sparse_inf", "spread", "switch", "decaying", "mixed")  # fmt: skip
+         "alternating_inf", "sparse_inf", "spread", "switch", "decaying", "mixed",
+         "kept")  # fmt: skip
 KEYS = ("unit", "near", "repeated", "zero_rows")
 BETAS = ("random", "random2", "zero", "one", "1.7", "two", "saturated")
 LAYOUTS = ("compact", "fused", "heads_first")

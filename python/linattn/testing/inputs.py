@@ -45,6 +45,8 @@ def _gate(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.nd
         if kind == "mixed":  # every fourth head keeps all it has
             gates[:, :, ::4] = 0.0
         return gates
+    if kind == "kept":
+        return -5.0 / (1.0 + np.exp(8.0 - rng.standard_normal(shape)))
     if kind == "switch":  # halves of the channels decay hard in turn: their maximum bounds nothing
         channel = np.arange(shape[-1]) % 2
         hard = (token // 8) % 2 == channel
@@ -55,6 +57,8 @@ def _gate(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.nd
 def _raw_gate(case: Case, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     if case.gates == "mild":
         return rng.standard_normal(shape)
+    if case.gates == "kept":  # of which almost nothing decays
+        return rng.standard_normal(shape) - 8.0
     # Both ends of softplus and sigmoid, among ordinary values: gradients that vanish alone, near
     # the smallest normal number, have no relative precision to compare.
     extreme = 30.0 * np.sign(rng.standard_normal(shape))
@@ -147,7 +151,8 @@ def _draw(
     if name == "beta":
         return _beta(case, shape, rng)
     if name == "A_log":
-        return rng.uniform(1.0, 3.0, shape) if case.gates != "mild" else rng.uniform(-2, 0.5, shape)
+        ordinary = case.gates in ("mild", "kept")
+        return rng.uniform(-2, 0.5, shape) if ordinary else rng.uniform(1.0, 3.0, shape)
     if name == "dt_bias":
         return rng.uniform(-1.0, 1.0, shape)
     if name == "cu_seqlens":
