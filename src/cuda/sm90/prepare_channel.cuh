@@ -14,7 +14,10 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
     chunk_prepare_channel_sm90(const __grid_constant__ sm90::ScanParams p) {
   using namespace sm90;
   auto& s = *reinterpret_cast<ChannelScratch*>(ptx::dynamic_shared_1024());
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  // Unsigned, so that nothing computed from them needs a sign.
+  const uint32_t number = threadIdx.x;
+  const int thread = static_cast<int>(number % kPrepareChannelThreads);
+  const int warp = static_cast<int>(number / 32 % 4), lane = static_cast<int>(number % 32);
   const uint32_t slot = chunk::divide(blockIdx.x, p.heads_v);
   const Place place = chunk::find_place(p, slot, blockIdx.x - slot * p.heads_v.divisor);
   if (place.rows == 0) return;
@@ -47,10 +50,7 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   const int first = warp * kRows;
   if (first + kRows > place.rows) zero_missing(p, s, first, place.rows, lane);
   if (problem.q.type == Type::f16) narrow_rows(s, first, lane);
-  if (problem.qk_norm || p.pieces.divisor > 1) {
-    square_rows(s.squares_k + first, s.record.rows, first, lane);
-    square_rows(s.squares_q + first, s.record.rows, kChunk + first, lane);
-  }
+  if (problem.qk_norm || p.pieces.divisor > 1) square_rows(s, first, lane);
   if constexpr (kAnchored)
     make_anchored<kDelta>(p, s, factor, place.rows, warp, lane);
   else

@@ -106,22 +106,24 @@ __device__ __forceinline__ void narrow_rows(ChannelScratch& s, int first, int la
   ptx::sync_warp();
 }
 
-// Sums of squares of the eight rows of a tile from `first` on.
-__device__ __forceinline__ void square_rows(float* to, const char* tile, int first, int lane) {
-  const uint32_t at = ptx::shared_address(tile) + first * tile::kSwizzleBytes;
-  float sums[2][4] = {};
+// |k|^2 and |q|^2 of the warp's tokens: diagonals of products of their rows.
+__device__ __forceinline__ void square_rows(ChannelScratch& s, int first, int lane) {
+  // A tile of an A operand with keys above queries is one of their B operands, register by
+  // register.
+  const int in_tile = first + (lane & 8) / 8 * kChunk + lane % 8;
+  const uint32_t rows = ptx::shared_address(s.record.rows);
+  float of_k[4] = {}, of_q[4] = {};
 #pragma unroll
-  for (int step = 0; step < kDim / 32; ++step) {
+  for (int step = 0; step < kDim / 16; ++step) {
     uint32_t x[4];
-    ptx::ldmatrix_x4(x, at + step / 2 * RowsTile::kPanelBytes +
-                            tile::swizzled(lane % 8, step % 2 * 4 + lane / 8));
-    const uint32_t low[4] = {x[0], 0, x[1], 0}, high[4] = {x[2], 0, x[3], 0};
-    ptx::mma_m16n8k16<true>(sums[0], low, x[0], x[1]);
-    ptx::mma_m16n8k16<true>(sums[1], high, x[2], x[3]);
+    ptx::ldmatrix_x4(x, rows + RowsTile::at(in_tile, step * 16 + lane / 16 * 8));
+    ptx::mma_m16n8k16<true>(of_k, x, x[0], x[2]);
+    ptx::mma_m16n8k16<true>(of_q, x, x[1], x[3]);
   }
   const int row = lane / 4;
-  if (lane % 4 == row / 2)
-    to[row] = row % 2 == 0 ? sums[0][0] + sums[1][0] : sums[0][1] + sums[1][1];
+  if (lane % 4 != row / 2) return;
+  s.squares_k[first + row] = row % 2 == 0 ? of_k[0] : of_k[1];
+  s.squares_q[first + row] = row % 2 == 0 ? of_q[2] : of_q[3];
 }
 
 // What g holds, 16 bits.
