@@ -19,7 +19,8 @@ __device__ __forceinline__ Place find_place(const Params& p, int64_t slot, int64
   const int64_t sequences = p.problem.num_sequences;
   int64_t n = 0;
   if (p.chunk_begin == nullptr) {
-    n = slot / p.chunks_a_sequence;
+    // Both below 2^31, as the grid is.
+    n = static_cast<uint32_t>(slot) / static_cast<uint32_t>(p.chunks_a_sequence);
   } else {
     // Last n with chunk_begin[n] <= slot.
     int64_t high = sequences;

@@ -1,18 +1,9 @@
 // fp32 numbers of which the tensor cores use 10 bits of the mantissa.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 namespace linattn::cuda::ptx {
-
-// To nearest, ties away from zero. The tensor cores ignore the lower 13 bits, so they stay: half of
-// the instructions of cvt.rna.tf32, which sm_90 has not in hardware. Inf and NaN stay what they
-// are.
-__device__ __forceinline__ uint32_t round_tf32(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return fabsf(x) < INFINITY ? bits + 0x1000u : bits;
-}
 
 __device__ __forceinline__ uint32_t float_bits(float x) { return __float_as_uint(x); }
 

@@ -13,8 +13,8 @@ struct alignas(128) ChannelRecord {
   char rows[RowsTile::kTileBytes];    // k exp(G) above q exp(G): what reads the state
   char update[KeysTile::kTileBytes];  // k exp(G_C - G): what is added to it
   float t[kChunk * kChunk];           // (I + A)^-1 diag(beta) as SquareTile; absent when additive
-  float p[kChunk * kChunk];           // tril(Q~ K^T), likewise; times kCut^2 for the delta update
-  float decay[kDim];                  // exp(G_C)
+  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut, for the delta update kCut^3
+  float decay[kDim];         // exp(G_C)
   // Per-token factors, applied to accumulators.
   float read_k[kChunk];   // |k|^-1
   float read_q[kChunk];   // scale |q|^-1

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "cuda/portable/chunk_place.cuh"
-#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/warp.cuh"
 #include "cuda/sm90/prepare.square.cuh"
+#include "cuda/sm90/scan.load.cuh"
 #include "cuda/sm90/scan.params.h"
 
 namespace linattn::cuda {
@@ -52,12 +52,14 @@ using Products = float[kTiles][4];
 template <bool kBf16, bool kDelta>
 __device__ __forceinline__ void multiply_rows(Products& kk, Products& qk, float (&qq)[4][4],
                                               uint32_t tile, bool with_qq, int lane) {
+  // Rows of an A operand are tiles' rows, of a B operand their columns. A step is two units of 16
+  // bytes further: in a panel the swizzle makes that an exclusive or.
   const int m = lane / 8, row = lane % 8;
-  // Rows of an A operand are tiles' rows, of a B operand their columns.
+  const uint32_t of_a = tile::swizzled((m & 1) * 8 + row, m >> 1);
+  const uint32_t of_b = tile::swizzled((m >> 1) * 8 + row, m & 1);
   const auto load = [&](uint32_t (&x)[4], int first, int step, bool b_operand) {
-    const int at = first + (b_operand ? m >> 1 : m & 1) * 8 + row;
-    const int unit = step % 4 * 2 + (b_operand ? m & 1 : m >> 1);
-    ptx::ldmatrix_x4(x, tile + step / 4 * RowsTile::kPanelBytes + tile::swizzled(at, unit));
+    ptx::ldmatrix_x4(x, tile + ((b_operand ? of_b : of_a) ^ (step % 4 << 5)) +
+                            (step / 4 * RowsTile::kPanelBytes + first * tile::kSwizzleBytes));
   };
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
@@ -113,7 +115,7 @@ __device__ __forceinline__ void decay_products(Products& kk, Products& qk, const
       const int i = 16 * half + 8 * side + g;
       whole[side] = s.g_whole[i], part[side] = s.g_part[i];
       of_a[side] = kDelta ? s.of_a[i] : 0.0f;
-      of_p[side] = kDelta ? kCut * kCut * s.of_p[i] : s.of_p[i];
+      of_p[side] = (kDelta ? kCut * kCut * kCut : kCut) * s.of_p[i];
     }
 #pragma unroll
     for (int tile = half == 0 ? 0 : 2; tile < (half == 0 ? 2 : 6); ++tile) {
@@ -152,12 +154,13 @@ __device__ __forceinline__ void store_a(char* square, const Products& a, int lan
 // The block above the diagonal is zero from the start.
 __device__ __forceinline__ void store_p(char* square, const Products& p, int lane) {
   const int g = lane / 4, t = lane % 4;
+  const int of_lane = SquareTile::at(g, square_column(2 * t));
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      *square_at(square, row_of(tile) + (e & 2) * 4 + g, column_of(tile) + 2 * t + (e & 1)) =
-          ptx::round_tf32(p[tile][e]);
+      *reinterpret_cast<float*>(square + (of_lane ^ unit_bits(column_of(tile) / 4 + (e & 1))) +
+                                (row_of(tile) + (e & 2) * 4) * tile::kSwizzleBytes) = p[tile][e];
 }
 
 // Gates and norms of the lane's token into the scratch. Whole parts and rests of the gates are
@@ -212,17 +215,18 @@ __device__ __forceinline__ void copy_square(float* to, const float* square, int 
   __syncwarp();
 }
 
-template <bool kBf16, bool kDelta>
+// `finish` ends when the rows are in the tile.
+template <bool kBf16, bool kDelta, class Finish>
 __device__ __forceinline__ void make_record(const ScanParams& p, const Place& place, uint32_t tile,
-                                            Tokens& s, Record& record, int lane) {
+                                            const Finish& finish, Tokens& s, Record& record,
+                                            int lane) {
   const Problem& problem = p.problem;
   const int64_t t = place.begin + lane;
   const bool exists = lane < place.rows;
   const float g = exists ? token_gate(p, place, t) : 0.0f;
   const float beta = kDelta && exists ? load_beta(problem, p.args, place.batch, t, place.hv) : 0.0f;
   char* square = reinterpret_cast<char*>(s.square);
-  ptx::wait_copies<0>();
-  __syncthreads();
+  finish();
   Products kk = {}, qk = {};
   {
     float qq[4][4] = {};
@@ -252,26 +256,39 @@ __device__ __forceinline__ void make_record(const ScanParams& p, const Place& pl
   store_factors<kDelta>(record, s, lane);
 }
 
-// Rows of q or k into their half of the tile; rows that do not exist become zero.
-__device__ __forceinline__ void load_half(const ScanParams& p, const void* data, int64_t offset,
-                                          int64_t stride, int rows, char* tile, int first,
-                                          int thread, int threads) {
-  constexpr int kUnits = kDim / 8;
-  const auto* base = static_cast<const uint16_t*>(data) + offset;
-  if (p.vectors) {
-    const uint32_t to = ptx::shared_address(tile);
-#pragma unroll 4
-    for (int i = thread; i < kChunk * kUnits; i += threads) {
-      const int row = i / kUnits, unit = i % kUnits;
-      ptx::copy_16_async(to + RowsTile::at(first + row, unit * 8),
-                         row < rows ? base + row * stride + unit * 8 : base, row < rows);
-    }
-    return;
+// k and q of the chunk, by the copy engine where there are maps; rows that do not exist become
+// zero.
+__device__ __forceinline__ void start_rows(const ScanParams& p, const Place& place, int64_t h,
+                                           char* tile, uint32_t landed) {
+  ptx::init_barrier(landed, 1);
+  ptx::fence_barrier_init();
+  if (!p.vectors) return ptx::arrive(landed);
+  ptx::expect_bytes(landed, RowsTile::kTileBytes);
+  const uint32_t to = ptx::shared_address(tile);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel)
+      ptx::copy_box(to + half * kChunk * tile::kSwizzleBytes + panel * RowsTile::kPanelBytes,
+                    half == 0 ? p.k_map : p.q_map, panel * RowsTile::kPanelColumns,
+                    static_cast<int>(h), static_cast<int>(place.begin),
+                    static_cast<int>(place.batch), landed);
+}
+
+__device__ __forceinline__ void finish_rows(const ScanParams& p, const Place& place, int64_t h,
+                                            char* tile, uint32_t landed, int thread, int threads) {
+  ptx::wait(landed, 0);
+  if (p.vectors && place.rows == kChunk) return;
+  const Problem& problem = p.problem;
+  const int lane = thread % 32;
+  for (int half = thread / 32; half < 2; half += threads / 32) {
+    const TokenView& view = half == 0 ? problem.k : problem.q;
+    if (!p.vectors)
+      copy_rows<RowsTile>(half == 0 ? p.args.k : p.args.q, view.at(place.batch, place.begin, h),
+                          view.t, place.rows, tile, half * kChunk, lane);
+    zero_rows<RowsTile>(tile, half * kChunk, place.rows, lane);
   }
-#pragma unroll 1
-  for (int i = thread; i < kChunk * kDim; i += threads)
-    *reinterpret_cast<uint16_t*>(tile + RowsTile::at(first + i / kDim, i % kDim)) =
-        i / kDim < rows ? base[i / kDim * stride + i % kDim] : 0;
+  __syncthreads();
 }
 
 }  // namespace sm90
@@ -293,17 +310,15 @@ __global__ void __launch_bounds__(sm90::kMostWarps * 32, 4)
   const int64_t h = chunk::divide(static_cast<uint32_t>(hv), p.group);
   const Place place = chunk::find_place(p, slot, hv);
   if (place.rows == 0) return;
-  const Problem& problem = p.problem;
-  load_half(p, p.args.k, problem.k.at(place.batch, place.begin, h), problem.k.t, place.rows, shared,
-            0, thread, threads);
-  load_half(p, p.args.q, problem.q.at(place.batch, place.begin, h), problem.q.t, place.rows, shared,
-            kChunk, thread, threads);
-  ptx::commit_copies();
+  const uint32_t landed = ptx::shared_address(shared) + prepare_barrier_at(threads / 32);
+  if (thread == 0) start_rows(p, place, h, shared, landed);
   ptx::allow_next_grid();
+  __syncthreads();
   Tokens& s = reinterpret_cast<Tokens*>(shared + RowsTile::kTileBytes)[thread / 32];
-  make_record<kBf16, kDelta>(p, place, ptx::shared_address(shared), s,
-                             static_cast<Record*>(p.records)[slot * p.heads_v.divisor + hv],
-                             thread % 32);
+  make_record<kBf16, kDelta>(
+      p, place, ptx::shared_address(shared),
+      [&] { finish_rows(p, place, h, shared, landed, thread, threads); }, s,
+      static_cast<Record*>(p.records)[slot * p.heads_v.divisor + hv], thread % 32);
 }
 
 }  // namespace linattn::cuda

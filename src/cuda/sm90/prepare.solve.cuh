@@ -8,11 +8,18 @@
 
 namespace linattn::cuda::sm90 {
 
+// What distinguishes the addresses of 16-byte units in a swizzled row, whose numbers differ in
+// these bits: where unit u lies at x, unit u ^ y lies at x ^ unit_bits(y).
+__device__ __forceinline__ constexpr int unit_bits(int y) { return y << 4; }
+
 // A, and what becomes of it, in fp32. 16-byte units are swizzled in pairs, so that eight rows of
 // eight bytes a lane meet no bank twice.
-__device__ __forceinline__ float* a_at(char* square, int row, int column) {
+__device__ __forceinline__ int byte_of_a(int row, int column) {
   const int unit = (column / 4) ^ ((row & 3) << 1 | (row & 4) >> 2);
-  return reinterpret_cast<float*>(square + row * kChunk * 4 + unit * 16 + column % 4 * 4);
+  return row * kChunk * 4 + unit * 16 + column % 4 * 4;
+}
+__device__ __forceinline__ float* a_at(char* square, int row, int column) {
+  return reinterpret_cast<float*>(square + byte_of_a(row, column));
 }
 
 // A 16 x 16 block X^T as accumulators of two tiles: [tile j][e]: rows (columns of X) l/4, +8 with
@@ -21,22 +28,26 @@ struct Block {
   float x[2][4];
 };
 
-// The block whose transpose begins at (row0, column0) of the square.
+// The block whose transpose begins at (row0, column0) of the square, multiples of 16.
 __device__ __forceinline__ Block load_transposed(char* square, int row0, int column0, int lane) {
+  const int g = lane / 4, t = lane % 4;
+  const int of_lane[2] = {byte_of_a(2 * t, g), byte_of_a(2 * t + 1, g)};
   Block b;
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      b.x[j][e] =
-          *a_at(square, row0 + 8 * j + lane % 4 * 2 + (e & 1), column0 + lane / 4 + (e & 2) * 4);
+      b.x[j][e] = *reinterpret_cast<const float*>(
+          square + (of_lane[e & 1] ^ unit_bits(column0 / 4 + (e & 2))) +
+          (row0 + 8 * j) * kChunk * 4);
   return b;
 }
 
 __device__ __forceinline__ float2* row_pair(char* square, int row0, int column0, int lane, int j,
                                             int side) {
-  return reinterpret_cast<float2*>(
-      a_at(square, row0 + lane / 4 + side * 8, column0 + 8 * j + lane % 4 * 2));
+  const int of_lane = byte_of_a(lane / 4, lane % 4 * 2);
+  return reinterpret_cast<float2*>(square + (of_lane ^ unit_bits(column0 / 4 + 2 * j)) +
+                                   (row0 + side * 8) * kChunk * 4);
 }
 
 // fp32 numbers as sums of two tf32 numbers: about 21 bits of a product from three.

@@ -181,8 +181,8 @@ __device__ __forceinline__ void store_products(ChannelScratch& s, int warp, int 
       const float x0 = of_row * keys.x * x[tile][2 * side];
       const float x1 = of_row * keys.y * x[tile][2 * side + 1];
       if (is_p) {
-        *square_at(square, i, j) = ptx::round_tf32(j <= i ? x0 : 0.0f);
-        *square_at(square, i, j + 1) = ptx::round_tf32(j + 1 <= i ? x1 : 0.0f);
+        *square_at(square, i, j) = j <= i ? x0 : 0.0f;
+        *square_at(square, i, j + 1) = j + 1 <= i ? x1 : 0.0f;
       } else {
         *row_pair(square, first, tile * 8, lane, 0, side) =
             make_float2(j < i ? x0 : 0.0f, j + 1 < i ? x1 : 0.0f);

@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_product(ChannelScratch& s, bool is_a, int 
                                               float product) {
   if (!is_a)
     *square_at(reinterpret_cast<char*>(s.record.p), i, j) =
-        ptx::round_tf32(s.row_p[i] * s.record.read_k[j] * product);
+        s.row_p[i] * s.record.read_k[j] * product;
   else if (kDelta)
     *a_at(reinterpret_cast<char*>(s.record.t), i, j) = s.row_a[i] * s.record.read_k[j] * product;
 }

@@ -31,8 +31,9 @@ inline constexpr float kCut = 1.0f + 0.3466f / 1024.0f;
 
 // What preparation hands to the scan, one chunk of one value head, in the scan's memory image.
 struct alignas(128) Record {
-  float t[kChunk * kChunk];  // (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
-  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut^2 for the delta update
+  float t[kChunk *
+          kChunk];  // kCut (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
+  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut, for the delta update kCut^3
   // Per-token factors, applied to accumulators.
   float read_k[kChunk];   // |k|^-1 exp(G): what reads the state for K~
   float read_q[kChunk];   // scale |q|^-1 exp(G)
@@ -60,8 +61,11 @@ struct alignas(128) Tokens {
 
 // Value heads of one q/k head that share its tile, a warp each.
 inline constexpr int kMostWarps = 4;
+LINATTN_HOST_DEVICE constexpr int prepare_barrier_at(int warps) {
+  return RowsTile::kTileBytes + warps * static_cast<int>(sizeof(Tokens));
+}
 LINATTN_HOST_DEVICE constexpr int prepare_bytes(int warps) {
-  return tile::kAlignment + RowsTile::kTileBytes + warps * static_cast<int>(sizeof(Tokens));
+  return tile::kAlignment + prepare_barrier_at(warps) + 16;
 }
 
 // What a CTA of the scan works on. In shared memory, because registers are short.

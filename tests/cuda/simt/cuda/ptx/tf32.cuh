@@ -7,9 +7,6 @@ namespace linattn::cuda::ptx {
 
 inline uint32_t float_bits(float x) { return std::bit_cast<uint32_t>(x); }
 inline float bits_float(uint32_t x) { return std::bit_cast<float>(x); }
-inline uint32_t round_tf32(float x) {
-  return std::fabs(x) < INFINITY ? float_bits(x) + 0x1000u : float_bits(x);
-}
 inline float tf32_value(uint32_t x) { return bits_float(x & 0xffffe000u); }
 
 inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
