@@ -209,6 +209,12 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     char* tiles = shared + turn.stage * Layout::kStageBytes;
     const uint32_t values = ptx::shared_address(tiles) + unit;
     const auto& record = *reinterpret_cast<const typename Layout::Record*>(tiles + Layout::kRecord);
+    const uint32_t done = written + 8 * turn.stage;
+    const uint64_t now = operands;
+    turn.next();
+    operands = turn.stage == 0 ? first_stage : operands + (Layout::kStageBytes >> 4);
+    const uint32_t next = barriers + 8 * (kReady + turn.stage);
+    const bool ready = chunk + 1 == end || ptx::try_wait(next, turn.phase);
     Gathered gathered = {1.0f, 1.0f, 1.0f};
     if constexpr (!kChannel)
       gathered = *reinterpret_cast<const Gathered*>(tiles + Layout::kGathered);
@@ -218,12 +224,6 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     if constexpr (kDelta) load_factors(read_k, record.read_k, t);
     load_factors(write_k, record.write_k, t);
     load_factors(read_q, record.read_q, t);
-    const uint32_t done = written + 8 * turn.stage;
-    const uint64_t now = operands;
-    turn.next();
-    operands = turn.stage == 0 ? first_stage : operands + (Layout::kStageBytes >> 4);
-    const uint32_t next = barriers + 8 * (kReady + turn.stage);
-    const bool ready = chunk + 1 == end || ptx::try_wait(next, turn.phase);
     ptx::wait_wgmma<0>();
     ptx::pin(s);
     if constexpr (kDelta) {
