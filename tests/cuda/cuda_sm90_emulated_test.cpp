@@ -174,6 +174,24 @@ void repeated_keys() {
   }
 }
 
+// Keys normed by the caller, which rounding to bf16 made longer than 1: at beta 2 every token
+// amplifies the state and the errors in it.
+void given_keys() {
+  Case c = square(LINATTN_GDN, LINATTN_GATE_HEAD);
+  c.tokens = 700, c.norm = false;
+  for (const double beta : {1.0, 2.0}) {
+    Call call = forward_of(c, 9);
+    double squares = 0.0;
+    for (int64_t i = 0; i < c.dim_k; ++i) squares += call[kK].get(i) * call[kK].get(i);
+    const double scale = 1.003 / std::sqrt(squares);
+    for (int64_t i = 0; i < call[kK].count(); ++i)
+      call[kK].set(i, i < c.dim_k ? call[kK].get(i) * scale : call[kK].get(i % c.dim_k));
+    for (int64_t i = 0; i < call[kG].count(); ++i) call[kG].set(i, 0), call[kBeta].set(i, beta);
+    compare(call, LINATTN_BF16, ("one given key, beta " + std::to_string(beta)).c_str(),
+            beta > 1.0 ? 2e-1 : 1.2e-2);
+  }
+}
+
 Case channels(int32_t family = LINATTN_KDA) {
   Case c = square(family, LINATTN_GATE_CHANNEL);
   c.gate_form = LINATTN_GATE_RAW_BOUNDED;
@@ -296,6 +314,7 @@ int main() {
     packed();
     pieces();
     repeated_keys();
+    given_keys();
     channel_forms();
     channel_gates();
     any_channel_gates();

@@ -13,12 +13,12 @@ struct alignas(128) ChannelRecord {
   char rows[RowsTile::kTileBytes];    // k exp(G) above q exp(G): what reads the state
   char update[KeysTile::kTileBytes];  // k exp(G_C - G): what is added to it
   float t[kChunk * kChunk];           // (I + A)^-1 diag(beta) as SquareTile; absent when additive
-  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut, for the delta update kCut^3
+  float p[kChunk * kChunk];  // tril(Q~ K^T), SquareTile; times kCut, for the delta update kCut^2
   float decay[kDim];         // exp(G_C)
   // Per-token factors, applied to accumulators.
   float read_k[kChunk];   // |k|^-1
   float read_q[kChunk];   // scale |q|^-1
-  float write_k[kChunk];  // |k|^-1, times kCut for the delta update
+  float write_k[kChunk];  // |k|^-1
   // Of the spectral norm of the map from the state before the chunk to the one behind it: the
   // product over tokens of max_d exp(g_d) max(1, |1 - beta |k|^2|).
   float bound;

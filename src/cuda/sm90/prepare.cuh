@@ -115,7 +115,7 @@ __device__ __forceinline__ void decay_products(Products& kk, Products& qk, const
       const int i = 16 * half + 8 * side + g;
       whole[side] = s.g_whole[i], part[side] = s.g_part[i];
       of_a[side] = kDelta ? s.of_a[i] : 0.0f;
-      of_p[side] = (kDelta ? kCut * kCut * kCut : kCut) * s.of_p[i];
+      of_p[side] = (kDelta ? kCut * kCut : kCut) * s.of_p[i];
     }
 #pragma unroll
     for (int tile = half == 0 ? 0 : 2; tile < (half == 0 ? 2 : 6); ++tile) {
@@ -190,15 +190,13 @@ __device__ __forceinline__ void finish_token(Tokens& s, float g, float beta, boo
   __syncwarp();
 }
 
-template <bool kDelta>
 __device__ __forceinline__ void store_factors(Record& record, const Tokens& s, int lane) {
   const float whole = s.g_whole[lane], part = s.g_part[lane];
   const float whole_end = s.g_whole[kChunk - 1], part_end = s.g_part[kChunk - 1];
   const float from_start = ptx::exp2(whole + part);
   record.read_k[lane] = s.norm_k[lane] * from_start;
   record.read_q[lane] = s.of_p[lane] * from_start;
-  record.write_k[lane] =
-      (kDelta ? kCut : 1.0f) * s.norm_k[lane] * ptx::exp2((whole_end - whole) + (part_end - part));
+  record.write_k[lane] = s.norm_k[lane] * ptx::exp2((whole_end - whole) + (part_end - part));
   if (lane == 0) {
     record.decay = ptx::exp2(whole_end + part_end);
     record.bound = record.decay * s.growth;
@@ -248,12 +246,11 @@ __device__ __forceinline__ void make_record(const ScanParams& p, const Place& pl
     __syncwarp();
     store_t(square, x, lane, [&](int column) { return s.beta[column]; });
     copy_square(record.t, s.square, lane);
-  } else {
-    zero_upper_block(square, lane);
   }
+  zero_upper_block(square, lane);
   store_p(square, qk, lane);
   copy_square(record.p, s.square, lane);
-  store_factors<kDelta>(record, s, lane);
+  store_factors(record, s, lane);
 }
 
 // k and q of the chunk, by the copy engine where there are maps; rows that do not exist become

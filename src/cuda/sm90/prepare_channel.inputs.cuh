@@ -163,10 +163,9 @@ __device__ __forceinline__ void make_factors(const ScanParams& p, ChannelScratch
   const float norm_q = norm ? ptx::inverse_root_approx(s.squares_q[lane] + 1e-6f) : 1.0f;
   s.record.read_k[lane] = norm_k;
   s.record.read_q[lane] = p.scale * norm_q;
-  // The tensor cores cut bits of Z off, and of R.
-  s.record.write_k[lane] = (kDelta ? kCut : 1.0f) * norm_k;
+  s.record.write_k[lane] = norm_k;
   s.row_a[lane] = s.beta[lane] * norm_k;
-  s.row_p[lane] = (kDelta ? kCut * kCut * kCut : kCut) * p.scale * norm_q;
+  s.row_p[lane] = (kDelta ? kCut * kCut : kCut) * p.scale * norm_q;
   if (p.pieces.divisor == 1) return;
   float growth =
       kDelta ? fmaxf(1.0f, fabsf(1.0f - s.beta[lane] * s.squares_k[lane] * norm_k * norm_k)) : 1.0f;

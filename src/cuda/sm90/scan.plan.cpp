@@ -45,11 +45,6 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
                        static_cast<long long>(p.state_every));
   if (std::string reason = scattered_channels(p); !reason.empty()) return reason;
   if (p.qk_norm && p.update == Update::additive) return "norms q and k for the delta update alone";
-  // Keys that rounding made longer than 1 amplify every error at beta 2, more than 10 bits of T
-  // bear.
-  if (p.update == Update::delta && !p.qk_norm && p.beta_form != BetaForm::sigmoid)
-    return "takes beta above 1 with the norm of q and k inside only, and beta is given, not a "
-           "sigmoid";
   if (chunk_slots(p) * p.heads_v > kLargestGrid || scan_grid(p, cut_of(p, facts)) > kLargestGrid)
     return "needs more than 2^31 CTAs for this size";
   return "";

@@ -17,10 +17,12 @@ inline constexpr int kWarpgroup = 128;  // threads
 
 using RowsTile = tile::Tile<2 * kChunk, kDim, 2>;  // k above q: [token, channel]
 using ValuesTile = tile::Tile<kChunk, kSlab, 2>;   // v: [token, column]
-using SquareTile = tile::Tile<kChunk, kChunk, 4>;  // T, P: [row, column], see square_column
+using SquareTile = tile::Tile<kChunk, kChunk, 4>;  // P: [row, column], see square_column
+// T: [row, column] as the sum of two bf16 numbers, the larger ones left of the smaller ones.
+using SplitTile = tile::Tile<kChunk, 2 * kChunk, 2>;
 
-// Column j of T and P lies at column square_column(j): the accumulators' pairs of neighbouring
-// columns are then an A operand of fp32 numbers as they are.
+// Column j of P lies at column square_column(j): the accumulators' pairs of neighbouring columns
+// are then an A operand of fp32 numbers as they are.
 LINATTN_HOST_DEVICE constexpr int square_column(int j) {
   return (j & ~7) | (j & 1) << 2 | (j & 7) >> 1;
 }
@@ -33,11 +35,11 @@ inline constexpr float kCut = 1.0f + 0.3466f / 1024.0f;
 struct alignas(128) Record {
   float t[kChunk *
           kChunk];  // kCut (I + A)^-1 diag(beta) as SquareTile; absent for the additive update
-  float p[kChunk * kChunk];  // tril(Q~ K^T), likewise; times kCut, for the delta update kCut^3
+  float p[kChunk * kChunk];  // tril(Q~ K^T), SquareTile; times kCut, for the delta update kCut^2
   // Per-token factors, applied to accumulators.
   float read_k[kChunk];   // |k|^-1 exp(G): what reads the state for K~
   float read_q[kChunk];   // scale |q|^-1 exp(G)
-  float write_k[kChunk];  // |k|^-1 exp(G_C - G), times kCut for the delta update
+  float write_k[kChunk];  // |k|^-1 exp(G_C - G)
   float decay;            // exp(G_C)
   // Of the spectral norm of the map from the state before the chunk to the one behind it:
   // exp(G_C) prod max(1, |1 - beta |k|^2|).

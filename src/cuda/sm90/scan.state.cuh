@@ -64,6 +64,23 @@ __device__ __forceinline__ void read_state(float (&x)[16], const uint32_t (&a)[8
   ptx::commit_wgmma();
 }
 
+// x = z T^T, both sums of two bf16 numbers, of which the products of the smaller ones are left out.
+__device__ __forceinline__ void multiply_t(float (&x)[16], const uint32_t (&high)[2][4],
+                                           const uint32_t (&low)[2][4], uint64_t t) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const uint64_t high_t = t + tile::k_major<SplitTile>(0, 0, step);
+    const uint64_t low_t = t + tile::k_major<SplitTile>(0, 0, 2 + step);
+    if (step == 0)
+      ptx::wgmma_k16<true, false>(x, low[step], high_t);
+    else
+      ptx::wgmma_k16<true, true>(x, low[step], high_t);
+    ptx::wgmma_k16<true, true>(x, high[step], low_t);
+    ptx::wgmma_k16<true, true>(x, high[step], high_t);
+  }
+  ptx::commit_wgmma();
+}
+
 // x (+)= y square^T for the square at `offset` in the stage. The tensor cores cut the lower 13 bits
 // of y off.
 template <bool kAccumulate>
@@ -118,19 +135,17 @@ __device__ __forceinline__ void load_factors(float2 (&factors)[4], const float* 
     factors[j] = *reinterpret_cast<const float2*>(of_tokens + 8 * j + 2 * t);
 }
 
-// x times the factors of its tokens as A operands of k = 16: `first` rounded, `rest` what rounding
-// lost.
+// x as A operands of k = 16: `first` rounded, `rest` what rounding lost.
 template <bool kBf16, bool kRest>
 __device__ __forceinline__ void round_operand(uint32_t (&first)[2][4], float (&rest)[16],
-                                              const float (&x)[16], const float2 (&factors)[4]) {
+                                              const float (&x)[16]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float x0 = x[2 * i] * factors[i / 2].x, x1 = x[2 * i + 1] * factors[i / 2].y;
-    first[i / 4][i % 4] = pack<kBf16>(x0, x1);
+    first[i / 4][i % 4] = pack<kBf16>(x[2 * i], x[2 * i + 1]);
     if constexpr (kRest) {
       float y0, y1;
       unpack<kBf16>(first[i / 4][i % 4], y0, y1);
-      rest[2 * i] = x0 - y0, rest[2 * i + 1] = x1 - y1;
+      rest[2 * i] = x[2 * i] - y0, rest[2 * i + 1] = x[2 * i + 1] - y1;
     }
   }
 }
@@ -218,8 +233,9 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     Gathered gathered = {1.0f, 1.0f, 1.0f};
     if constexpr (!kChannel)
       gathered = *reinterpret_cast<const Gathered*>(tiles + Layout::kGathered);
-    float v[16];
+    float v[16], rest[16];
     float2 read_k[4], read_q[4], write_k[4];
+    uint32_t first[2][4], second[2][4];
     load_values<kBf16>(v, values);
     if constexpr (kDelta) load_factors(read_k, record.read_k, t);
     load_factors(write_k, record.write_k, t);
@@ -233,9 +249,10 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           v[4 * j + e] = fmaf(-(e & 1 ? read_k[j].y : read_k[j].x), r[4 * j + e], v[4 * j + e]);
-        operand(z[j], v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
       }
-      ptx::pin(z);
+      round_operand<true, true>(first, rest, v);
+      pack_operand<true>(second, rest);
+      ptx::pin(first), ptx::pin(second);
     }
     if (!ready) ptx::wait(next, turn.phase);
     // Nothing is in flight here.
@@ -253,7 +270,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     if (chunk + 1 == end) kept = gathered.after;
     ptx::pin(s);
     ptx::fence_wgmma();
-    if constexpr (kDelta) multiply_square<false>(r, z, now, Layout::kT);
+    if constexpr (kDelta) multiply_t(r, first, second, now + (Layout::kT >> 4));
     read_state<kWide>(o, a, now + (Layout::kKeys >> 4), kChunk);
     if constexpr (kChannel) decay_channels(s, record.decay, t);
     if constexpr (kDelta) {
@@ -264,9 +281,9 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
       for (int i = 0; i < 16; ++i) r[i] = v[i];
     }
     // For the update R is a sum of two narrow numbers; V, which was narrow, of one.
-    uint32_t first[2][4], second[2][4];
-    float rest[16];
-    round_operand<kWide, kDelta>(first, rest, r, write_k);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = r[i] * (i & 1 ? write_k[i / 4].y : write_k[i / 4].x);
+    round_operand<kWide, kDelta>(first, rest, v);
     ptx::pin(s), ptx::pin(first);
     ptx::fence_wgmma();
     update_state<kWide, typename Layout::UpdateTile>(s, first, now + (Layout::kUpdate >> 4));
