@@ -119,12 +119,17 @@ __device__ __forceinline__ float gate_factor(const Problem& p, const linattn_arg
   return p.A_log.present() ? expf(static_cast<const float*>(args.A_log)[hv * p.A_log.h]) : 1.0f;
 }
 
+// Beta from what its tensor holds; 1 without one.
+__device__ __forceinline__ float beta_of(const Problem& p, float x) {
+  if (!p.beta.present()) return 1.0f;
+  if (p.beta_form == BetaForm::value) return x;
+  return (p.beta_form == BetaForm::sigmoid2 ? 2.0f : 1.0f) * sigmoid(x);
+}
+
 __device__ __forceinline__ float load_beta(const Problem& p, const linattn_args& args, int64_t b,
                                            int64_t t, int64_t hv) {
   if (!p.beta.present()) return 1.0f;
-  const float x = load_element(p.beta.type, args.beta, p.beta.at(b, t, hv));
-  if (p.beta_form == BetaForm::value) return x;
-  return (p.beta_form == BetaForm::sigmoid2 ? 2.0f : 1.0f) * sigmoid(x);
+  return beta_of(p, load_element(p.beta.type, args.beta, p.beta.at(b, t, hv)));
 }
 
 // Offsets past T are the caller's fault, but not a reason to leave the tensors.

@@ -28,7 +28,7 @@ struct alignas(128) ChannelRecord {
 struct ChannelScratch {
   // The record's image. Before: rows has k and q as they are, then those of the anchored frame; g
   // lies from `update` on, 16 or 32 bits a channel; then t and p have the keys of the anchored
-  // frame until A and P are there; decay has what is added to the gates.
+  // frame until A and P are there.
   ChannelRecord record;
   float sums[kChunk / 8][kDim];  // log2 decays of eight tokens
   uint16_t power[kDim];          // 2^r, bf16
@@ -39,7 +39,6 @@ struct ChannelScratch {
   alignas(8) char landed[8];                   // barrier
   LINATTN_HOST_DEVICE char* gates() { return record.update; }
   LINATTN_HOST_DEVICE char* keys() { return reinterpret_cast<char*>(record.t); }
-  LINATTN_HOST_DEVICE float* bias() { return record.decay; }
 };
 static_assert(offsetof(ChannelRecord, update) % tile::kAlignment == 0 &&
               offsetof(ChannelRecord, t) % tile::kAlignment == 0);

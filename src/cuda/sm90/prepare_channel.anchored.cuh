@@ -11,10 +11,10 @@
 
 namespace linattn::cuda::sm90 {
 
-// Base-2 log decays in place of what g holds.
-__device__ __forceinline__ void find_log_decays(const Problem& problem, ChannelScratch& s,
-                                                float slope, int first, int rows, int lane,
-                                                Gates& x) {
+// Base-2 log decays in place of what g holds. The bounded form's sigmoid has factor and bias with
+// the sign and the base of its exponent.
+__device__ __forceinline__ void find_log_decays(const Problem& problem, const GateSide& side,
+                                                int first, int rows, Gates& x) {
   if (problem.gate_form == GateForm::given) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -22,15 +22,14 @@ __device__ __forceinline__ void find_log_decays(const Problem& problem, ChannelS
       for (int e = 0; e < kWidth; ++e) x[r][e] *= kLog2E;
     return;
   }
-  const float4 four = *reinterpret_cast<const float4*>(s.bias() + lane * kWidth);
-  const float bias[kWidth] = {four.x, four.y, four.z, four.w};
   const float bound = kLog2E * static_cast<float>(problem.lower_bound);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float of_row = first + r < rows ? bound : 0.0f;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e)
-      x[r][e] = of_row * ptx::reciprocal(1.0f + ptx::exp2(fmaf(x[r][e], slope, bias[e])));
+      x[r][e] =
+          of_row * ptx::reciprocal(1.0f + ptx::exp2(fmaf(x[r][e], side.factor, side.bias[e])));
   }
 }
 
@@ -194,12 +193,12 @@ __device__ __forceinline__ void store_products(ChannelScratch& s, int warp, int 
 
 // All of a record but T, from q, k and g in shared memory.
 template <bool kDelta>
-__device__ __forceinline__ void make_anchored(const ScanParams& p, ChannelScratch& s, float slope,
-                                              int rows, int warp, int lane) {
+__device__ __forceinline__ void make_anchored(const ScanParams& p, ChannelScratch& s,
+                                              const GateSide& side, int rows, int warp, int lane) {
   {
     Gates g;
     load_gates(p, s, warp * kRows, lane, g);
-    find_log_decays(p.problem, s, slope, warp * kRows, rows, lane, g);
+    find_log_decays(p.problem, side, warp * kRows, rows, g);
     sum_gates(s, g, p.pieces.divisor > 1, warp, lane);
     __syncthreads();
     if (warp == 0) make_factors<kDelta>(p, s, lane);

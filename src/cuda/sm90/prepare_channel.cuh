@@ -18,8 +18,10 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   const uint32_t number = threadIdx.x;
   const int thread = static_cast<int>(number % kPrepareChannelThreads);
   const int warp = static_cast<int>(number / 32 % 4), lane = static_cast<int>(number % 32);
-  const uint32_t slot = chunk::divide(blockIdx.x, p.heads_v);
-  const Place place = chunk::find_place(p, slot, blockIdx.x - slot * p.heads_v.divisor);
+  // The last chunks first: L2 then has the first ones, with which the scan begins.
+  const uint32_t index = gridDim.x - 1 - blockIdx.x;
+  const uint32_t slot = chunk::divide(index, p.heads_v);
+  const Place place = chunk::find_place(p, slot, index - slot * p.heads_v.divisor);
   if (place.rows == 0) return;
   const Problem& problem = p.problem;
   const uint32_t landed = ptx::shared_address(s.landed);
@@ -29,20 +31,7 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
     copy_inputs(p, place, s, landed);
   }
   if (!p.vectors) copy_input_elements(p, place, s, thread);
-  // What find_log_decays and find_decays expect.
-  float factor = 1.0f;
-  if (problem.gate_form != GateForm::given) {
-    factor = gate_factor(problem, p.args, place.hv) * (kAnchored ? -kLog2E : 1.0f);
-    const HeadView& bias = problem.dt_bias;
-    s.bias()[thread] = !bias.present() ? 0.0f
-                                       : (kAnchored ? factor : 1.0f) *
-                                             load_element(bias.type, p.args.dt_bias,
-                                                          place.hv * bias.h + thread * bias.k);
-  }
-  if (kDelta && thread < kChunk)
-    s.beta[thread] = thread < place.rows
-                         ? load_beta(problem, p.args, place.batch, place.begin + thread, place.hv)
-                         : 0.0f;
+  const RawSide raw(p, place, kDelta && warp == 0, thread, lane);
   ptx::allow_next_grid();
   __syncthreads();
   if (p.vectors) ptx::wait(landed, 0);
@@ -51,15 +40,19 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   if (first + kRows > place.rows) zero_missing(p, s, first, place.rows, lane);
   if (problem.q.type == Type::f16) narrow_rows(s, first, lane);
   if (problem.qk_norm || p.pieces.divisor > 1) square_rows(s, first, lane);
+  if (kDelta && warp == 0)
+    s.beta[lane] =
+        lane < place.rows ? beta_of(problem, value_of(problem.beta.type, raw.beta)) : 0.0f;
+  const GateSide side(problem, raw, kAnchored);
   if constexpr (kAnchored)
-    make_anchored<kDelta>(p, s, factor, place.rows, warp, lane);
+    make_anchored<kDelta>(p, s, side, place.rows, warp, lane);
   else
-    make_exactly<kDelta>(p, *reinterpret_cast<ExactScratch*>(&s), factor, place.rows, warp, lane);
+    make_exactly<kDelta>(p, *reinterpret_cast<ExactScratch*>(&s), side, place.rows, warp, lane);
   ptx::fence_async_proxy();
   __syncthreads();
   // The warp that solves, another one from CTA to CTA: a scheduler has the same warp of all.
   if (warp != static_cast<int>(blockIdx.x % 4)) return;
-  auto* record = static_cast<ChannelRecord*>(p.records) + blockIdx.x;
+  auto* record = static_cast<ChannelRecord*>(p.records) + index;
   constexpr int kSquares = offsetof(ChannelRecord, t);
   if (lane == 0) {
     ptx::store_bytes(record, ptx::shared_address(&s.record), kSquares);

@@ -41,11 +41,9 @@ __device__ __forceinline__ void load_row(const char* rows, int row, int lane, fl
 }
 
 // Decays in place of what g holds; 1 where there is no token.
-__device__ __forceinline__ void find_decays(const Problem& problem, ChannelScratch& s, float factor,
-                                            int first, int rows, int lane, Gates& x) {
-  const float4 four = *reinterpret_cast<const float4*>(s.bias() + lane * kWidth);
-  const float bias[kWidth] = {four.x, four.y, four.z, four.w};
-  decays_of(problem, bias, factor, x);
+__device__ __forceinline__ void find_decays(const Problem& problem, const GateSide& side, int first,
+                                            int rows, Gates& x) {
+  decays_of(problem, side.bias, side.factor, x);
 #pragma unroll
   for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -211,13 +209,13 @@ __device__ __forceinline__ void multiply_pairs(ChannelScratch& s, const Gates& d
 
 // All of a record but T, from q, k and g in shared memory.
 template <bool kDelta>
-__device__ __forceinline__ void make_exactly(const ScanParams& p, ExactScratch& x, float factor,
-                                             int rows, int warp, int lane) {
+__device__ __forceinline__ void make_exactly(const ScanParams& p, ExactScratch& x,
+                                             const GateSide& side, int rows, int warp, int lane) {
   ChannelScratch& s = x.common;
   const int first = warp * kRows;
   Gates d, k, q;
   load_gates(p, s, first, lane, d);
-  find_decays(p.problem, s, factor, first, rows, lane, d);
+  find_decays(p.problem, side, first, rows, d);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     load_row(s.record.rows, first + r, lane, k[r]);

@@ -26,6 +26,61 @@ using Gates = float[kRows][kWidth];
 template <class T>
 using GateTile = tile::Tile<kChunk, kDim, static_cast<int>(sizeof(T))>;
 
+__device__ __forceinline__ uint32_t load_bits(Type type, const void* data, int64_t offset) {
+  return type == Type::f32 ? static_cast<const uint32_t*>(data)[offset]
+                           : uint32_t{static_cast<const uint16_t*>(data)[offset]};
+}
+
+__device__ __forceinline__ float value_of(Type type, uint32_t bits) {
+  float low, high;
+  if (type == Type::f16)
+    ptx::unpack_f16(bits, low, high);
+  else
+    ptx::unpack_bf16(bits, low, high);
+  return type == Type::f32 ? __uint_as_float(bits) : low;
+}
+
+// A_log, dt_bias of the lane's channels and beta of the thread's token as they lie in memory: all
+// are under way before the first is waited for.
+struct RawSide {
+  float log_factor = 0.0f;
+  uint32_t bias[kWidth] = {}, beta = 0;
+
+  __device__ __forceinline__ RawSide(const ScanParams& p, const Place& place, bool with_beta,
+                                     int thread, int lane) {
+    const Problem& problem = p.problem;
+    if (problem.gate_form != GateForm::given) {
+      if (problem.A_log.present())
+        log_factor = static_cast<const float*>(p.args.A_log)[place.hv * problem.A_log.h];
+      const HeadView& view = problem.dt_bias;
+      if (view.present()) {
+        const int64_t at = place.hv * view.h + lane * kWidth * view.k;
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e)
+          bias[e] = load_bits(view.type, p.args.dt_bias, at + e * view.k);
+      }
+    }
+    if (with_beta && problem.beta.present() && thread < place.rows)
+      beta = load_bits(problem.beta.type, p.args.beta,
+                       problem.beta.at(place.batch, place.begin + thread, place.hv));
+  }
+};
+
+// What find_log_decays (anchored) and find_decays take besides g.
+struct GateSide {
+  float factor = 1.0f, bias[kWidth] = {};
+
+  __device__ __forceinline__ GateSide(const Problem& problem, const RawSide& raw, bool anchored) {
+    if (problem.gate_form == GateForm::given) return;
+    if (problem.A_log.present()) factor = expf(raw.log_factor);
+    if (anchored) factor *= -kLog2E;
+    if (!problem.dt_bias.present()) return;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e)
+      bias[e] = (anchored ? factor : 1.0f) * value_of(problem.dt_bias.type, raw.bias[e]);
+  }
+};
+
 // Rows of q, k and g of the chunk by the copy engine.
 __device__ __forceinline__ void copy_inputs(const ScanParams& p, const Place& place,
                                             ChannelScratch& s, uint32_t landed) {

@@ -46,7 +46,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct Index3 {
   unsigned x, y, z;
 };
-inline Index3 blockIdx, threadIdx, blockDim;
+inline Index3 blockIdx, threadIdx, blockDim, gridDim;
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
@@ -203,6 +203,7 @@ void launch(Kernel kernel, int64_t grid, int threads, const Params& params) {
   for (int64_t block = 0; block < grid; ++block) {
     blockIdx = {static_cast<unsigned>(block), 0, 0};
     blockDim = {static_cast<unsigned>(threads), 1, 1};
+    gridDim = {static_cast<unsigned>(grid), 1, 1};
     std::memset(shared_memory, 0xff, kSharedBytes);
     run_cta(threads, [&] { kernel(params); });
   }
