@@ -19,8 +19,8 @@ REASON = _why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
-OPERATORS = {"head": ops.chunk_gated_delta_rule, "channel": ops.chunk_kda}
-gates = pytest.mark.parametrize("gate", list(OPERATORS))
+# "any channel": with gates of -inf among them, which another preparation takes.
+gates = pytest.mark.parametrize("gate", ["head", "channel", "any channel"])
 
 
 def make_inputs(lengths, gate="head", heads=1, heads_v=2, log_gate=-0.05, beta=None, keys="random"):
@@ -33,8 +33,10 @@ def make_inputs(lengths, gate="head", heads=1, heads_v=2, log_gate=-0.05, beta=N
     q, k, v = (normal(1, tokens, n, 128) for n in (heads, heads, heads_v))
     if keys != "random":
         k = normal(1, 1, heads, 128) + (0.2 if keys == "near" else 0.0) * k
-    channels = (128,) if gate == "channel" else ()
+    channels = () if gate == "head" else (128,)
     g = log_gate * torch.rand(1, tokens, heads_v, *channels, generator=generator) * 2
+    if gate == "any channel":
+        g[:, 7::97, :, 3] = -torch.inf
     b = torch.rand(1, tokens, heads_v, generator=generator) if beta is None else beta
     b = torch.as_tensor(b).expand(1, tokens, heads_v)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
@@ -47,9 +49,10 @@ def run(q, k, v, g, b, offsets=None, implementation="cuda_sm90", **options):
     inputs = [cast(t).to(device) for t in (q, k, v)]
     channel = g.dim() == 4
     if channel:
-        options["safe_gate"] = True
+        options["safe_gate"] = bool(g.min() >= -5)
+    operator = ops.chunk_kda if channel else ops.chunk_gated_delta_rule
     with linattn.force(implementation):
-        return OPERATORS["channel" if channel else "head"](
+        return operator(
             *inputs, g.to(device), b.to(device), output_final_state=True,
             use_qk_l2norm_in_kernel=True,
             cu_seqlens=None if offsets is None else offsets.to(device), **options,
