@@ -33,10 +33,11 @@ struct ChannelScratch {
   float sums[kChunk / 8][kDim];  // log2 decays of eight tokens
   uint16_t power[kDim];          // 2^r, bf16
   float beta[kChunk];
-  float squares_k[kChunk], squares_q[kChunk];  // |k|^2, |q|^2
-  float row_a[kChunk], row_p[kChunk];          // of the rows of A, P
-  float lowest[kChunk / 8];                    // sums over eight tokens of the lowest -log2 decay
-  alignas(8) char landed[8];                   // barrier
+  // |k|^2, |q|^2, and q k, which is on the diagonal of P whatever the gates.
+  float squares_k[kChunk], squares_q[kChunk], products[kChunk];
+  float row_a[kChunk], row_p[kChunk];  // of the rows of A, P
+  float lowest[kChunk / 8];            // sums over eight tokens of the lowest -log2 decay
+  alignas(8) char landed[8];           // barrier
   LINATTN_HOST_DEVICE char* gates() { return record.update; }
   LINATTN_HOST_DEVICE char* keys() { return reinterpret_cast<char*>(record.t); }
 };

@@ -172,6 +172,8 @@ __device__ __forceinline__ void store_products(ChannelScratch& s, int warp, int 
   for (int side = 0; side < 2; ++side) {
     const int i = first + side * 8 + lane / 4;
     const float of_row = is_p ? s.row_p[i] : s.row_a[i];
+    // Not of rounded rows: without much memory this is most of O.
+    const float diagonal = of_row * s.record.read_k[i] * s.products[i];
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {
       const int j = tile * 8 + lane % 4 * 2;
@@ -180,8 +182,8 @@ __device__ __forceinline__ void store_products(ChannelScratch& s, int warp, int 
       const float x0 = of_row * keys.x * x[tile][2 * side];
       const float x1 = of_row * keys.y * x[tile][2 * side + 1];
       if (is_p) {
-        *square_at(square, i, j) = j <= i ? x0 : 0.0f;
-        *square_at(square, i, j + 1) = j + 1 <= i ? x1 : 0.0f;
+        *square_at(square, i, j) = j < i ? x0 : j == i ? diagonal : 0.0f;
+        *square_at(square, i, j + 1) = j + 1 < i ? x1 : j + 1 == i ? diagonal : 0.0f;
       } else {
         *row_pair(square, first, tile * 8, lane, 0, side) =
             make_float2(j < i ? x0 : 0.0f, j + 1 < i ? x1 : 0.0f);

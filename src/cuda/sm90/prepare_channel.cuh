@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   const int first = warp * kRows;
   if (first + kRows > place.rows) zero_missing(p, s, first, place.rows, lane);
   if (problem.q.type == Type::f16) narrow_rows(s, first, lane);
-  if (problem.qk_norm || p.pieces.divisor > 1) square_rows(s, first, lane);
+  square_rows(s, first, lane);
   if (kDelta && warp == 0)
     s.beta[lane] =
         lane < place.rows ? beta_of(problem, value_of(problem.beta.type, raw.beta)) : 0.0f;

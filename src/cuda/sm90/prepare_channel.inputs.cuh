@@ -161,7 +161,7 @@ __device__ __forceinline__ void narrow_rows(ChannelScratch& s, int first, int la
   ptx::sync_warp();
 }
 
-// |k|^2 and |q|^2 of the warp's tokens: diagonals of products of their rows.
+// |k|^2, |q|^2 and q k of the warp's tokens: diagonals of products of their rows.
 __device__ __forceinline__ void square_rows(ChannelScratch& s, int first, int lane) {
   // A tile of an A operand with keys above queries is one of their B operands, register by
   // register.
@@ -179,6 +179,7 @@ __device__ __forceinline__ void square_rows(ChannelScratch& s, int first, int la
   if (lane % 4 != row / 2) return;
   s.squares_k[first + row] = row % 2 == 0 ? of_k[0] : of_k[1];
   s.squares_q[first + row] = row % 2 == 0 ? of_q[2] : of_q[3];
+  s.products[first + row] = row % 2 == 0 ? of_k[2] : of_k[3];
 }
 
 // What g holds, 16 bits.
