@@ -29,6 +29,7 @@ ARGUMENTS = {
     "chunk_states_portable": ("K", "channel", "delta"),
     "chunk_gradient_channel_portable": ("K", "delta"),
     "chunk_gradient_token_portable": ("K", "delta"),
+    "chunk_cut_sm90": ("delta",),
     "chunk_prepare_sm90": ("bf16", "delta"),
     "chunk_prepare_channel_sm90": ("delta", "anchored"),
     "chunk_scan_sm90": ("bf16", "delta", "channel"),

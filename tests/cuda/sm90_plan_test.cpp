@@ -89,37 +89,56 @@ void refusals() {
   CHECK(chunk_forward_sm90.reject(checked(p), facts()).empty());
 }
 
-int64_t scan_ctas(const linattn_problem& asked) {
+linattn::Plan planned(const linattn_problem& asked) {
   linattn::Plan plan;
   plan.problem = checked(asked);
   plan.facts = facts();
   chunk_forward_sm90.plan(&plan);
   CHECK(plan.workspace_bytes > 0);
   CHECK(plan.launches.back().name == "chunk_scan_sm90");
-  return plan.launches.back().grid[0];
+  return plan;
+}
+
+// Chunks of a piece; 0 where sequences stay whole, a CTA for each head of a sequence.
+int64_t piece(const linattn_problem& asked) {
+  const linattn::Plan plan = planned(asked);
+  const size_t kernels = plan.launches.size();
+  const bool cuts = kernels > 2 && plan.launches[kernels - 2].name == "chunk_cut_sm90";
+  if (!cuts) CHECK(plan.launches.back().grid[0] == plan.problem.num_sequences * kHeadsV);
+  if (cuts) CHECK(plan.launches.back().grid[0] > plan.problem.num_sequences * kHeadsV);
+  CHECK(cuts == (plan.config[0] > 0));
+  return plan.config[0];
 }
 
 // Pieces where the chains alone leave SMs idle.
 void pieces() {
-  const int64_t chains = kHeadsV;
-  const int64_t cut = scan_ctas(gdn());
-  CHECK_THAT(cut > chains && cut <= 132, "%lld", static_cast<long long>(cut));
+  CHECK_THAT(piece(gdn()) == 32, "%lld", static_cast<long long>(piece(gdn())));
   linattn_problem p = gdn();
   p.flags |= LINATTN_FLAG_NO_AUTO_CP;
-  CHECK(scan_ctas(p) == chains);
-  // Without decay a piece would have to start at the sequence's start.
+  CHECK(piece(p) == 0);
+  // Maps for every segment are three times the work: fewer pieces, and none for many chains.
   p = gdn();
   p.family = LINATTN_DELTA;
   p.gate = LINATTN_GATE_NONE;
   p.g = {};
-  CHECK(scan_ctas(p) == chains);
-  CHECK(scan_ctas(gdn(32)) == chains * 32);
+  CHECK_THAT(piece(p) == 42, "%lld", static_cast<long long>(piece(p)));
+  CHECK(piece(gdn(4)) == 64);
+  CHECK(piece(gdn(16)) == 0);
   // Cuts of a sequence's own: the same however many are in the batch.
-  p = gdn();
-  p.flags |= LINATTN_FLAG_BATCH_INVARIANT;
-  linattn_problem many = gdn(3);
-  many.flags |= LINATTN_FLAG_BATCH_INVARIANT;
-  CHECK(scan_ctas(many) == 3 * scan_ctas(p));
+  for (const int64_t batch : {1, 3, 40}) {
+    p = gdn(batch);
+    p.flags |= LINATTN_FLAG_BATCH_INVARIANT;
+    CHECK(piece(p) == 64);
+  }
+  // States and maps take what segments there are at most: 8 pieces of two, 64 + 64 KB a head.
+  const int64_t whole = [] {
+    linattn_problem p = gdn();
+    p.flags |= LINATTN_FLAG_NO_AUTO_CP;
+    return planned(p).workspace_bytes;
+  }();
+  const int64_t extra = planned(gdn()).workspace_bytes - whole;
+  CHECK_THAT(extra > 16 * kHeadsV << 17 && extra < 17 * kHeadsV << 17, "%lld",
+             static_cast<long long>(extra));
 }
 
 }  // namespace

@@ -26,6 +26,8 @@ Kernel prepare_kernel_for(const Problem& p) {
                                  sm90::prepare_warps(p));
 }
 
+Kernel cut_kernel_for(const Problem& p) { return sm90::cut_kernel_of(p.update == Update::delta); }
+
 Kernel scan_kernel_for(const Problem& p) {
   return sm90::scan_kernel_of(p.q.type == Type::bf16, p.update == Update::delta,
                               p.gate == Gate::channel);
@@ -33,16 +35,19 @@ Kernel scan_kernel_for(const Problem& p) {
 
 void plan(Plan* plan) {
   const Problem& p = plan->problem;
-  plan->workspace_bytes = sm90::workspace_bytes(p);
   const Cut cut = sm90::cut_of(p, plan->facts);
-  plan->config[0] = cut.piece, plan->config[1] = cut.pieces;
+  plan->workspace_bytes = sm90::workspace_bytes(p, cut);
+  plan->config[0] = cut.piece, plan->config[1] = cut.joined;
   const Kernel prepare = prepare_kernel_for(p), scan = scan_kernel_for(p);
+  const Kernel cuts = cut_kernel_for(p);
   if (p.varlen()) plan->launches.push_back({"chunk_index_portable", {1, 1, 1}, 1024});
   plan->launches.push_back({prepare_name(p), {sm90::prepare_grid(p), 1, 1}, prepare.threads});
+  if (cut.piece > 0)
+    plan->launches.push_back({"chunk_cut_sm90", {sm90::cut_grid(p, cut), 1, 1}, cuts.threads});
   plan->launches.push_back({"chunk_scan_sm90", {sm90::scan_grid(p, cut), 1, 1}, scan.threads});
   const int device = plan->facts.device.index;
   if (p.varlen()) prepare_kernel(chunk_index_kernel().address, 0, device);
-  for (const Kernel& kernel : {prepare, scan})
+  for (const Kernel& kernel : {prepare, cuts, scan})
     prepare_kernel(kernel.address, kernel.shared_bytes, device);
 }
 
@@ -65,7 +70,7 @@ bool map_gates(const Problem& p, const void* data, CUtensorMap* map) {
 Status run(const Plan& plan, const linattn_args& args, void* stream) {
   const Problem& p = plan.problem;
   const int device = plan.facts.device.index;
-  const Cut cut{plan.config[0], plan.config[1]};
+  const Cut cut{plan.config[0], plan.config[1] != 0};
   ScanParams params = sm90::scan_params(p, cut, args);
   params.vectors = params.vectors && map_rows(p, p.q, args.q, p.heads_qk, &params.q_map) &&
                    map_rows(p, p.k, args.k, p.heads_qk, &params.k_map) &&
@@ -85,6 +90,11 @@ Status run(const Plan& plan, const linattn_args& args, void* stream) {
     LINATTN_RETURN_IF_FAILED(
         launch({prepare_name(p), preparations, prepare.threads, false, prepare.shared_bytes},
                prepare.address, &params, device, stream));
+  if (cut.piece > 0) {
+    const Kernel cuts = cut_kernel_for(p);
+    LINATTN_RETURN_IF_FAILED(launch({"chunk_cut_sm90", sm90::cut_grid(p, cut), cuts.threads, true},
+                                    cuts.address, &params, device, stream));
+  }
   if (chains == 0) return LINATTN_OK;
   return launch({"chunk_scan_sm90", chains, scan.threads, preparations > 0, scan.shared_bytes},
                 scan.address, &params, device, stream);

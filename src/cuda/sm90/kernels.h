@@ -9,6 +9,7 @@ struct Kernel {
 };
 
 // Rows: type of q, update.
+Kernel cut_kernel_of(bool delta);
 Kernel prepare_kernel_of(bool bf16, bool delta, int warps);  // threads, bytes for `warps` warps
 // Of gates a channel; anchored: bounded by -5.
 Kernel prepare_channel_kernel_of(bool delta, bool anchored);

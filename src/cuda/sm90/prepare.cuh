@@ -306,16 +306,19 @@ __global__ void __launch_bounds__(sm90::kMostWarps * 32, 4)
   const int64_t hv = first_head - slot * p.heads_v.divisor + thread / 32;
   const int64_t h = chunk::divide(static_cast<uint32_t>(hv), p.group);
   const Place place = chunk::find_place(p, slot, hv);
+  if (p.cuts.work != nullptr && blockIdx.x == 0 && thread < kSections) p.cuts.counts[thread] = 0;
   if (place.rows == 0) return;
   const uint32_t landed = ptx::shared_address(shared) + prepare_barrier_at(threads / 32);
   if (thread == 0) start_rows(p, place, h, shared, landed);
   ptx::allow_next_grid();
   __syncthreads();
   Tokens& s = reinterpret_cast<Tokens*>(shared + RowsTile::kTileBytes)[thread / 32];
+  Record& record = static_cast<Record*>(p.records)[slot * p.heads_v.divisor + hv];
   make_record<kBf16, kDelta>(
       p, place, ptx::shared_address(shared),
-      [&] { finish_rows(p, place, h, shared, landed, thread, threads); }, s,
-      static_cast<Record*>(p.records)[slot * p.heads_v.divisor + hv], thread % 32);
+      [&] { finish_rows(p, place, h, shared, landed, thread, threads); }, s, record, thread % 32);
+  if (p.cuts.work != nullptr && thread % 32 == 0)
+    p.cuts.bounds[hv * p.cuts.slots + slot] = record.bound;
 }
 
 }  // namespace linattn::cuda

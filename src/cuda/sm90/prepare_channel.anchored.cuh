@@ -201,7 +201,7 @@ __device__ __forceinline__ void make_anchored(const ScanParams& p, ChannelScratc
     Gates g;
     load_gates(p, s, warp * kRows, lane, g);
     find_log_decays(p.problem, side, warp * kRows, rows, g);
-    sum_gates(s, g, p.pieces.divisor > 1, warp, lane);
+    sum_gates(s, g, p.cuts.work != nullptr, warp, lane);
     __syncthreads();
     if (warp == 0) make_factors<kDelta>(p, s, lane);
     make_rows<kDelta>(s, g, warp, lane);

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   const uint32_t index = gridDim.x - 1 - blockIdx.x;
   const uint32_t slot = chunk::divide(index, p.heads_v);
   const Place place = chunk::find_place(p, slot, index - slot * p.heads_v.divisor);
+  if (p.cuts.work != nullptr && blockIdx.x == 0 && thread < kSections) p.cuts.counts[thread] = 0;
   if (place.rows == 0) return;
   const Problem& problem = p.problem;
   const uint32_t landed = ptx::shared_address(s.landed);
@@ -52,6 +53,8 @@ __global__ void __launch_bounds__(sm90::kPrepareChannelThreads,
   __syncthreads();
   // The warp that solves, another one from CTA to CTA: a scheduler has the same warp of all.
   if (warp != static_cast<int>(blockIdx.x % 4)) return;
+  if (p.cuts.work != nullptr && lane == 0)
+    p.cuts.bounds[place.hv * p.cuts.slots + slot] = s.record.bound;
   auto* record = static_cast<ChannelRecord*>(p.records) + index;
   constexpr int kSquares = offsetof(ChannelRecord, t);
   if (lane == 0) {

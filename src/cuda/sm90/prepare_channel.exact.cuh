@@ -221,7 +221,7 @@ __device__ __forceinline__ void make_exactly(const ScanParams& p, ExactScratch& 
     load_row(s.record.rows, first + r, lane, k[r]);
     load_row(s.record.rows, kChunk + first + r, lane, q[r]);
   }
-  multiply_decays(s, d, p.pieces.divisor > 1, warp, lane);
+  multiply_decays(s, d, p.cuts.work != nullptr, warp, lane);
   __syncthreads();
   if (warp == 0) make_factors<kDelta>(p, s, lane);
   make_exact_rows<kDelta>(x, d, k, q, warp, lane);

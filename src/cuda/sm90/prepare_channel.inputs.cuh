@@ -222,7 +222,7 @@ __device__ __forceinline__ void make_factors(const ScanParams& p, ChannelScratch
   s.record.write_k[lane] = norm_k;
   s.row_a[lane] = s.beta[lane] * norm_k;
   s.row_p[lane] = (kDelta ? kCut * kCut : kCut) * p.scale * norm_q;
-  if (p.pieces.divisor == 1) return;
+  if (p.cuts.work == nullptr) return;
   float growth =
       kDelta ? fmaxf(1.0f, fabsf(1.0f - s.beta[lane] * s.squares_k[lane] * norm_k * norm_k)) : 1.0f;
 #pragma unroll

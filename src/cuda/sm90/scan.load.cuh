@@ -71,8 +71,8 @@ __device__ __forceinline__ void start_copies(const ScanParams& p, const Chain& c
   const int token = static_cast<int>(c.range.begin) + chunk * kChunk;
   const int batch = static_cast<int>(c.range.batch);
   const uint32_t values = ptx::shared_address(at + Layout::kV);
-  ptx::expect_bytes(barrier,
-                    Layout::kTiles + Layout::kSlabs * ValuesTile::kTileBytes + Layout::kRecordRead);
+  ptx::expect_bytes(barrier, Layout::kTiles + Layout::kRecordRead +
+                                 (c.map ? 0 : Layout::kSlabs * ValuesTile::kTileBytes));
   if constexpr (!kChannel) {
     const int h = static_cast<int>(c.h);
     const uint32_t keys = ptx::shared_address(at + Layout::kKeys);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void start_copies(const ScanParams& p, const Chain& c
     }
   }
 #pragma unroll
-  for (int slab = 0; slab < Layout::kSlabs; ++slab)
+  for (int slab = 0; slab < Layout::kSlabs && !c.map; ++slab)
     ptx::copy_box(values + slab * ValuesTile::kTileBytes, p.v_map, c.v0 + slab * kSlab,
                   static_cast<int>(c.hv), token, batch, barrier);
   ptx::copy_bytes(ptx::shared_address(at + Layout::kRecord), record_of<kChannel>(p, c, chunk),
@@ -106,13 +106,20 @@ __device__ __noinline__ void copy_elements(const ScanParams& p, const Chain& c, 
                         at + Layout::kKeys, kChunk, lane);
   }
 #pragma unroll 1
-  for (int slab = 0; slab < Layout::kSlabs; ++slab)
+  for (int slab = 0; slab < Layout::kSlabs && !c.map; ++slab)
     copy_rows<ValuesTile>(p.args.v, problem.v.at(c.range.batch, begin, c.hv, c.v0 + slab * kSlab),
                           problem.v.t, rows, at + Layout::kV + slab * ValuesTile::kTileBytes, 0,
                           lane);
   const auto* record = reinterpret_cast<const uint4*>(record_of<kChannel>(p, c, chunk));
   for (int i = lane; i < Layout::kRecordRead / 16; i += 32)
     reinterpret_cast<uint4*>(at + Layout::kRecord)[i] = record[i];
+}
+
+template <bool kChannel>
+__device__ __forceinline__ void zero_values(char* at, int begin, int lane) {
+  for (int slab = 0; slab < Layout<kChannel>::kSlabs; ++slab)
+    zero_rows<ValuesTile>(at + Layout<kChannel>::kV + slab * ValuesTile::kTileBytes, 0, begin,
+                          lane);
 }
 
 // Full chunks come by the copy engine, which hands them over itself.
@@ -129,6 +136,10 @@ __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c,
     const int rows = c.rows(chunk);
     char* at = shared + turn.stage * Layout::kStageBytes;
     ptx::wait(barriers + 8 * (Layout::kEmpty + turn.stage), turn.phase ^ 1);
+    if (c.map) {
+      zero_values<kChannel>(at, 0, lane);
+      __syncwarp();
+    }
     if (p.vectors && rows == kChunk) {
       if (lane == 0) start_copies<kChannel>(p, c, at, chunk, full);
       continue;
@@ -144,8 +155,7 @@ __device__ __forceinline__ void load_chunks(const ScanParams& p, const Chain& c,
       zero_rows<RowsTile>(at + Layout::kKeys, 0, rows, lane);
       zero_rows<RowsTile>(at + Layout::kKeys, kChunk, rows, lane);
     }
-    for (int slab = 0; slab < Layout::kSlabs; ++slab)
-      zero_rows<ValuesTile>(at + Layout::kV + slab * ValuesTile::kTileBytes, 0, rows, lane);
+    zero_values<kChannel>(at, rows, lane);
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane == 0) ptx::arrive(full);

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/portable/chunk.params.h"
-#include "cuda/sm90/scan.shared.h"
+#include "cuda/sm90/scan.cuts.h"
 
 namespace linattn::cuda::sm90 {
 
@@ -19,9 +19,8 @@ struct ScanParams {
   float scale;
   FastDivisor heads_v, group;  // HV, HV / H
   FastDivisor parts;           // of V, one CTA each
-  FastDivisor pieces;          // of a sequence at most, one CTA each
-  int piece;                   // chunks of a piece
-  bool vectors;                // rows of q, k, v, o start at multiples of 16 bytes
+  Cuts cuts;
+  bool vectors;  // rows of q, k, v, o start at multiples of 16 bytes
   // Boxes of a chunk's tokens by 64 channels of one head; without `vectors` not filled in.
   CUtensorMap q_map, k_map, v_map;
   CUtensorMap g_map;  // of channel gates; fp32 as pairs of 16-bit columns

@@ -42,13 +42,13 @@ struct alignas(128) Record {
   float write_k[kChunk];  // |k|^-1 exp(G_C - G)
   float decay;            // exp(G_C)
   // Of the spectral norm of the map from the state before the chunk to the one behind it:
-  // exp(G_C) prod max(1, |1 - beta |k|^2|).
+  // exp(G_C) prod max(1, |1 - beta |k|^2|). Copied to Cuts::bounds.
   float bound;
 };
 
 // A state that less than this is left of counts as zero: what a piece of a sequence does not see of
 // what lies far before it.
-inline constexpr float kForgotten = 0x1p-30f;
+inline constexpr float kForgotten = 0x1p-30f, kLogForgotten = -30.0f;
 
 // Scratch of a preparation warp.
 struct alignas(128) Tokens {
@@ -77,11 +77,17 @@ struct Chain {
   int64_t first_chunk;  // slot of the chain's first record
   int64_t slot;         // initial state
   int64_t row;          // first row of intermediate states
-  // The piece: its own chunks are own.. end - 1; those from `begin` bring its state up to date.
+  // Of the chain's chunks, own.. end - 1 give outputs; those from `begin` bring the state up to
+  // date.
   int begin, own, end;
-  int v0;      // first value column of the CTA
-  bool loads;  // starts from an initial state
-  bool last;   // no piece behind it
+  int v0;    // first value column of the CTA
+  bool map;  // the chunks' map instead: from the identity, with v = 0
+  // Where the first state comes from and the last one goes; see scan.cuts.h for places.
+  bool loads;   // an initial state
+  bool handed;  // the state at the place before
+  bool leaves;  // at its place
+  bool last;    // no chunk behind it
+  int64_t place;
   LINATTN_HOST_DEVICE int rows(int chunk) const {
     const int64_t left = range.length() - static_cast<int64_t>(chunk) * kChunk;
     return left < kChunk ? static_cast<int>(left) : kChunk;

@@ -14,30 +14,12 @@
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/ptx/warp.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/scan.load.cuh"
+#include "cuda/sm90/scan.hand.cuh"
 
 namespace linattn::cuda::sm90 {
 
 using chunk::pack;
 using chunk::unpack;
-
-// Calls f(element, offset) for each of the thread's elements of S^T; `offset` is that of (k 0, v0).
-template <class F>
-__device__ __forceinline__ void for_state(const StateView& view, int64_t offset, float (&s)[64],
-                                          F&& f) {
-  const int thread = thread_of_warpgroup();
-  int64_t at = offset + (thread / 32 * 16 + thread % 32 / 4) * view.v + thread % 4 * 2 * view.k;
-#pragma unroll
-  for (int j = 0; j < kDim / 8; ++j, at += 8 * view.k)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) f(s[4 * j + e], at + (e & 1) * view.k + (e / 2) * 8 * view.v);
-}
-
-__device__ __forceinline__ void store_state(const StateView& view, void* data, int64_t offset,
-                                            float (&s)[64], float scale) {
-  for_state(view, offset, s,
-            [&](float x, int64_t at) { store_element(view.type, data, at, x * scale); });
-}
 
 // S^T as A operands of k = 16.
 template <bool kBf16>
@@ -186,13 +168,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
   const Problem& problem = p.problem;
   const int slab = slab_of_warpgroup(), v0 = c.v0 + slab * kSlab;
   float s[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) s[i] = 0.0f;
-  if (c.loads) {
-    const StateView& view = problem.initial_state;
-    for_state(view, view.at(c.slot, c.hv, 0, v0), s,
-              [&](float& x, int64_t at) { x = load_element(view.type, p.args.initial_state, at); });
-  }
+  start_state(p, c, slab, s);
   const StateView& intermediate = problem.intermediate_states;
   const int lane = lane_of_warp(), t = lane % 4, own = c.own, end = c.end;
   // Of the thread's row of an 8 x 8 tile in its slab's v.
@@ -315,6 +291,7 @@ __device__ __forceinline__ void scan_chunks(const ScanParams& p, const Chain& c,
     if (lane == 0) ptx::arrive(done);
   }
   ptx::wait_wgmma<0>();
+  if (c.leaves) leave_state<kDelta, kChannel>(p, c, slab, s, kept);
   if (!c.last) return;
   // An empty sequence leaves its slot alone, bit for bit.
   const bool pool = problem.pool();
