@@ -5,7 +5,7 @@
 #include <set>
 
 #include "check.h"
-#include "cuda/sm90/scan.shared.h"
+#include "cuda/sm90/scan.layout.h"
 
 namespace {
 
@@ -80,11 +80,13 @@ void square_columns_are_a_permutation_inside_eights() {
 }
 
 // What the copy engine and the tensor cores need of the layouts.
+template <bool kChannel>
 void stages_are_aligned() {
-  using L = sm90::Layout;
+  using L = sm90::Layout<kChannel>;
   CHECK(L::kStageBytes % tile::kAlignment == 0 && L::kV % tile::kAlignment == 0);
-  CHECK(L::kRecord % tile::kAlignment == 0 && sizeof(sm90::Record) % 16 == 0);
-  CHECK(offsetof(sm90::Record, p) % tile::kAlignment == 0);
+  CHECK(L::kRecord % tile::kAlignment == 0 && sizeof(typename L::Record) % 16 == 0);
+  CHECK(L::kUpdate % tile::kAlignment == 0);
+  CHECK(L::kT % tile::kAlignment == 0 && L::kP % tile::kAlignment == 0);
   CHECK(L::kBarriersAt % 8 == 0 && L::kChainAt % 16 == 0);
 }
 
@@ -100,6 +102,7 @@ int main() {
   descriptor_fields();
   operands_step();
   square_columns_are_a_permutation_inside_eights();
-  stages_are_aligned();
+  stages_are_aligned<false>();
+  stages_are_aligned<true>();
   return check::finish();
 }
