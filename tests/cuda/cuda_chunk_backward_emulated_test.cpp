@@ -146,6 +146,35 @@ void sizes() {
   }
 }
 
+// What is refused, and why; the problems next to it are right.
+void refusals() {
+  const auto reason_of = [](int32_t family, int32_t type, int64_t dim_k, int64_t dim_v) {
+    Case c;
+    c.family = family, c.beta = family == LINATTN_GDN, c.gate = LINATTN_GATE_HEAD;
+    c.batch = 1, c.tokens = 70, c.heads = 1, c.group = 1, c.dim_k = dim_k, c.dim_v = dim_v;
+    Call call = backward_of(c, 3);
+    narrow(call, type);
+    linattn::Problem problem;
+    if (!plan(call, &problem)) return std::string("no plan");
+    std::string reason = linattn::cuda::chunk_gradient_reject(problem, facts_of(90));
+    if (reason.empty()) compare(call, "next to what is refused");
+    return reason;
+  };
+  for (const int32_t family : {LINATTN_GDN, LINATTN_SIMPLE_GLA}) {
+    const auto expect = [&](int32_t type, int64_t dim_k, int64_t dim_v, const char* wanted) {
+      const std::string reason = reason_of(family, type, dim_k, dim_v);
+      CHECK_THAT(reason == wanted, "K %d V %d: '%s'", static_cast<int>(dim_k),
+                 static_cast<int>(dim_v), reason.c_str());
+    };
+    expect(LINATTN_BF16, 1, 1, "takes K of 16 and more, q has K = 1");
+    expect(LINATTN_BF16, 15, 64, "takes K of 16 and more, q has K = 15");
+    expect(LINATTN_BF16, 16, 1, "");
+    expect(LINATTN_BF16, 129, 16, "takes K up to 128, q has K = 129");
+    expect(LINATTN_F16, 64, 64, "takes bfloat16, q is float16");
+    expect(LINATTN_F32, 64, 64, "takes bfloat16, q is float32");
+  }
+}
+
 // Rows with an odd number of elements between them, which allow no wide accesses; and whichever
 // outputs are asked for. The same bits.
 void layouts() {
@@ -253,6 +282,7 @@ void repeated_keys() {
 int main() {
   families();
   sizes();
+  refusals();
   layouts();
   gates();
   repeated_keys();
