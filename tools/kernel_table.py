@@ -18,13 +18,15 @@ ARCHITECTURE = re.compile(r"^arch = (\S+)")
 FUNCTION = re.compile(r"^ Function (\S+):$")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 LENGTH = re.compile(r"\d+")  # of the next part of a mangled name
-ARGUMENT = re.compile(r"L([a-z]+)(\d+)E")  # of a template, a number
+# Of a template, a number or a type of linattn.h.
+ARGUMENT = re.compile(r"L([a-z]+|NS_4TypeE)(\d+)E")
+TYPES = ["none", "f32", "bf16", "f16"]
 STATES = ["f32", "bf16", "any"]
 # Kernel -> what its template arguments are.
 ARGUMENTS = {
     "recurrent_forward_portable": ("variant", "shape"),
-    "chunk_prepare_portable": ("bf16", "K", "channel"),
-    "chunk_scan_portable": ("bf16", "K", "channel", "delta", "parts"),
+    "chunk_prepare_portable": ("type", "K", "channel"),
+    "chunk_scan_portable": ("type", "K", "channel", "delta", "parts"),
     "chunk_gradient_prepare_portable": ("bf16", "K", "channel"),
     "chunk_states_portable": ("K", "channel", "delta"),
     "chunk_gradient_channel_portable": ("K", "delta"),
@@ -71,6 +73,8 @@ def instance(mangled: str) -> tuple[str, str]:
     for name, (kind, value) in zip(names, values, strict=True):
         if name == "variant":
             words.append(decode_variant(value))
+        elif name == "type":
+            words.append(TYPES[value])
         elif name == "bf16":
             words.append("bf16" if value else "f16")
         elif kind == "b":

@@ -6,7 +6,7 @@ using namespace call;
 
 namespace {
 
-// Every family, gate form and layout on 16-bit inputs: lengths around a chunk, K up to 256, packed
+// Every family, gate form and layout: lengths around a chunk, K up to 256 (fp32: 128), packed
 // sequences, slots.
 std::vector<DecodeCall> chunk_calls(bool quick) {
   std::vector<DecodeCall> calls;
@@ -18,18 +18,19 @@ std::vector<DecodeCall> chunk_calls(bool quick) {
     c.dim_k = dims[seed % 5].first, c.dim_v = dims[seed % 5].second;
     c.tokens = lengths[seed / 4 % 5], c.heads = 1, c.batch = 1 + seed % 2;
     const bool half = seed % 3 == 0 && c.gate != LINATTN_GATE_CHANNEL;
+    const bool wide = seed % 3 == 1 && c.dim_k <= 128;
     const bool pool = seed % 5 == 0 && !c.varlen;
     if (pool) c.initial_state = false;
     Call call = forward_of(c, seed);
-    set_token_type(call, half ? LINATTN_F16 : LINATTN_BF16);
+    set_token_type(call, wide ? LINATTN_F32 : half ? LINATTN_F16 : LINATTN_BF16);
     if (pool) {
       call[kHt] = {};
       call[kH0] = padded_pool(c, LINATTN_F32, 4, 64, seed);
       call[kStateIndices] = make(LINATTN_I64, {3, -1});
       if (c.batch == 1) call[kStateIndices] = make(LINATTN_I64, {2});
     }
-    // States come from products of bf16 numbers.
-    calls.push_back({"chunk: " + text(c), call, 6e-3});
+    // States come from products of numbers of q's type.
+    calls.push_back({"chunk: " + text(c), call, wide ? 1e-5 : 6e-3});
   }
   return calls;
 }

@@ -25,7 +25,7 @@ DUMP = """
 arch = sm_90
  Function _ZN7linattn4cuda26recurrent_forward_portableILi27ELi1EEEvNS0_12DecodeParamsE:
   REG:120 STACK:0 SHARED:2560 LOCAL:0 CONSTANT[0]:1104
- Function _ZN7linattn4cuda19chunk_scan_portableILb1ELi256ELb0ELb1ELi2EEEvNS0_11ChunkParamsE:
+ Function _ZN7linattn4cuda19chunk_scan_portableILNS_4TypeE2ELi256ELb0ELb1ELi2EEEvNS0_11ChunkParamsE:
   REG:255 STACK:40 SHARED:1024 LOCAL:0 CONSTANT[0]:1968
  Function _ZN7linattn4cuda4sm9011other_sm100ILi3ELb1EEEvNS0_11ChunkParamsE:
   REG:255 STACK:8 SHARED:0 LOCAL:0 CONSTANT[0]:1968

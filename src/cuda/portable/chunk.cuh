@@ -117,19 +117,20 @@ __device__ __forceinline__ void load_rows(const void* data, int64_t offset, int6
 }
 
 // One halving of the reductions below: a lane keeps the values whose index has its own bit kWidth.
-template <int kWidth, int kCount>
-__device__ __forceinline__ void halve(float (&x)[kCount], int lane) {
+template <int kWidth, class T, int kCount>
+__device__ __forceinline__ void halve(T (&x)[kCount], int lane) {
   const bool upper = (lane & kWidth) != 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const float send = upper ? x[i] : x[i + kWidth];
-    const float keep = upper ? x[i + kWidth] : x[i];
+    const T send = upper ? x[i] : x[i + kWidth];
+    const T keep = upper ? x[i + kWidth] : x[i];
     x[i] = keep + ptx::shuffle_xor(send, kWidth);
   }
 }
 
 // Sums over the warp of 32 values a lane: lane l ends with the sum of value l. 31 shuffles.
-__device__ __forceinline__ float reduce_32(float (&x)[32], int lane) {
+template <class T>
+__device__ __forceinline__ T reduce_32(T (&x)[32], int lane) {
   halve<16>(x, lane);
   halve<8>(x, lane);
   halve<4>(x, lane);

@@ -23,25 +23,30 @@ LINATTN_HOST_DEVICE constexpr int chunk_prepare_heads(int dim, bool channel) {
   return channel ? 1 : dim == 64 ? 2 : 4;
 }
 
-// One chunk of one value head, in the byte image of the scan's shared memory. Rows of `dim` 16-bit
-// channels are swizzled: 16-byte unit u of row r lies at u ^ (r & 7), in squares of 32x32 at
-// u ^ (r / 2 & 3). Every byte is written, and none is padding. Scalars exist for gates that
-// are one number a token; operands then are q and k as the caller has them.
+// One chunk of one value head, in the byte image of the scan's shared memory, rows of `dim`
+// channels and squares of 32x32 swizzled (chunk.cuh, chunk_operand.cuh). Every byte is written, and
+// none is padding. Scalars exist for gates that are one number a token; operands then are q and k
+// as the caller has them.
 struct ChunkRecord {
   int dim;       // K rounded up: 64, 128, 256
   bool channel;  // gate per key channel
   bool delta;
+  int bytes_each = 2;  // of a number of q's type
 
-  LINATTN_HOST_DEVICE constexpr int rows_bytes() const { return kChunk * dim * 2; }
-  LINATTN_HOST_DEVICE constexpr int square_bytes() const { return kChunk * kChunk * 2; }
-  // [32,32] each. The delta update has them as sums of two narrow numbers, because their rounding
-  // adds up over repeated keys.
+  LINATTN_HOST_DEVICE constexpr int rows_bytes() const { return kChunk * dim * bytes_each; }
+  LINATTN_HOST_DEVICE constexpr int square_bytes() const { return kChunk * kChunk * bytes_each; }
+  // [32,32] each. The delta update has them as sums of two numbers, because their rounding adds up
+  // over repeated keys; of fp32 only T.
+  LINATTN_HOST_DEVICE constexpr int most_p() const { return bytes_each == 2 ? 2 : 1; }
   LINATTN_HOST_DEVICE constexpr int p() const { return 0; }  // tril(Q~ K^T)
   LINATTN_HOST_DEVICE constexpr int p_low() const { return square_bytes(); }
-  LINATTN_HOST_DEVICE constexpr int t() const { return 2 * square_bytes(); }  // (I+A)^-1 diag(beta)
-  LINATTN_HOST_DEVICE constexpr int t_low() const { return 3 * square_bytes(); }
+  // (I+A)^-1 diag(beta), delta
+  LINATTN_HOST_DEVICE constexpr int t() const { return most_p() * square_bytes(); }
+  LINATTN_HOST_DEVICE constexpr int t_low() const { return t() + square_bytes(); }
   // channel: decay of the chunk [dim]; else read_k, read_q, write_k [32] each, decay [4]
-  LINATTN_HOST_DEVICE constexpr int scalars() const { return square_bytes() * (delta ? 4 : 1); }
+  LINATTN_HOST_DEVICE constexpr int scalars() const {
+    return square_bytes() * (delta ? most_p() + 2 : 1);
+  }
   LINATTN_HOST_DEVICE constexpr int q() const {
     return scalars() + (channel ? dim * 4 : 3 * kChunk * 4 + 16);
   }  // Q~ [32,dim]

@@ -3,24 +3,27 @@
 // factor is at most 1.
 #pragma once
 
+#include "cuda/portable/chunk_prepare.exact.cuh"
 #include "cuda/portable/chunk_prepare.record.cuh"
 
 namespace linattn::cuda::chunk {
 
 inline constexpr int kSub = 8;  // rows of a sub-block: one warp's
 
-template <int kDim>
+template <Type kType, int kDim>
 struct PrepareChannelShared {
   static constexpr int kParts = kDim == 256 ? 2 : 1;  // warps that share a sub-block's channels
+  static constexpr int kRow = kDim * kBytes<kType>;
   // Swizzled tiles. 16: rows 16.. from row 16's start, keys ..15 to row 15's end.
-  alignas(16) char q16[kBlock * kDim * 2], k16[kBlock * kDim * 2], end16[kBlock * kDim * 2];
+  alignas(16) char q16[kBlock * kRow], k16[kBlock * kRow], end16[kBlock * kRow];
   // 8, for each block of 16: 8 rows of q, 8 of k from row 8's start; keys ..7 to row 7's end.
-  alignas(16) char rows8[2][kBlock * kDim * 2], end8[2][kSub * kDim * 2];
-  float a[kChunk][kChunk + 4];
+  alignas(16) char rows8[2][kBlock * kRow], end8[2][kSub * kRow];
+  alignas(16) SquareA<kType> a;
   float beta[kChunk];
   float total[4][kDim];  // decay of each sub-block
   float squares[kParts][4][kBlock];
-  float pairs[kParts][4][64];
+  OfA<kType> pairs[kParts][4][64];
+  float unit[kWide<kType> ? 64 : 1];  // of the rows of k16, end16, rows8 and end8 as integers
 };
 
 // Which pair of a sub-block's tokens value l of group g stands for: tril(Q~ K^T), or A below it.
@@ -65,47 +68,93 @@ __device__ __forceinline__ void pair_column(const float (&q)[kSub][kPer],
   }
 }
 
-template <int kGroup, int kPer>
-__device__ __forceinline__ float pair_group(const float (&q)[kSub][kPer],
-                                            const float (&k)[kSub][kPer],
-                                            const float (&d)[kSub][kPer], int lane) {
+// Sum: what the lanes' parts are added up in.
+template <int kGroup, class Sum = float, int kPer>
+__device__ __forceinline__ Sum pair_group(const float (&q)[kSub][kPer],
+                                          const float (&k)[kSub][kPer],
+                                          const float (&d)[kSub][kPer], int lane) {
   constexpr int j = 2 * kGroup;
   float x[32];
   pair_column<j, 0>(q, k, d, x);
   pair_column<7 - j, 15 - 2 * j>(q, k, d, x);
   pair_column<j + 1, 16>(q, k, d, x);
   pair_column<6 - j, 29 - 2 * j>(q, k, d, x);
-  return reduce_32(x, lane);
+  if constexpr (std::is_same_v<Sum, float>) {
+    return reduce_32(x, lane);
+  } else {
+    Sum parts[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) parts[i] = x[i];
+    return reduce_32(parts, lane);
+  }
 }
 
-// kPer neighbouring channels of a row of a swizzled tile.
-template <bool kBf16, int kDim, int kPer>
+// kPer neighbouring channels of a row of a tile.
+template <Type kType, int kDim, int kPer>
 __device__ __forceinline__ void store_channels(char* tile, int row, int channel,
                                                const float (&x)[kPer], const float (&scale)[kPer]) {
-  char* to = tile + swizzled<kDim>(row, channel / 8) + channel % 8 * 2;
-  if constexpr (kPer == 4)
-    *reinterpret_cast<uint2*>(to) = make_uint2(pack<kBf16>(x[0] * scale[0], x[1] * scale[1]),
-                                               pack<kBf16>(x[2] * scale[2], x[3] * scale[3]));
+  char* to = tile + number_at<kType, kDim>(row, channel);
+  if constexpr (kWide<kType> && kPer == 4)
+    *reinterpret_cast<float4*>(to) =
+        make_float4(x[0] * scale[0], x[1] * scale[1], x[2] * scale[2], x[3] * scale[3]);
+  else if constexpr (kWide<kType>)
+    *reinterpret_cast<float2*>(to) = make_float2(x[0] * scale[0], x[1] * scale[1]);
+  else if constexpr (kPer == 4)
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(pack<kIsBf16<kType>>(x[0] * scale[0], x[1] * scale[1]),
+                   pack<kIsBf16<kType>>(x[2] * scale[2], x[3] * scale[3]));
   else
-    *reinterpret_cast<uint32_t*>(to) = pack<kBf16>(x[0] * scale[0], x[1] * scale[1]);
+    *reinterpret_cast<uint32_t*>(to) = pack<kIsBf16<kType>>(x[0] * scale[0], x[1] * scale[1]);
+}
+
+// sums += 16 rows times 8 keys.
+template <Type kType, int kDim>
+__device__ __forceinline__ void multiply_eight(float (&sums)[4], uint32_t rows, uint32_t keys,
+                                               int lane) {
+#pragma unroll
+  for (int kk = 0; kk < kDim / 16; kk += 2) {
+    Left<kType> a;
+    if constexpr (kWide<kType>) {
+#pragma unroll
+      for (int i = kk; i < kk + 2; ++i) {
+        float b[2][2];
+#pragma unroll
+        for (int block = 0; block < 2; ++block)
+          ptx::load_shared(
+              keys + number_at<kType, kDim>(lane / 4, i * 16 + block * 8 + lane % 4 * 2),
+              b[block][0], b[block][1]);
+        load_left<kType, kDim>(a, rows, 0, i, lane);
+        multiply_wide(sums, sums, a, b);
+      }
+    } else {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, keys + swizzled<kDim>(lane % 8, kk * 2 + lane / 8));
+      load_left<kType, kDim>(a, rows, 0, kk, lane);
+      ptx::mma_m16n8k16<kIsBf16<kType>>(sums, a.word, b[0], b[1]);
+      load_left<kType, kDim>(a, rows, 0, kk + 1, lane);
+      ptx::mma_m16n8k16<kIsBf16<kType>>(sums, a.word, b[2], b[3]);
+    }
+  }
 }
 
 // Products of the sub-blocks' rows with the keys before them, by warps 0 to 3.
-template <bool kBf16, int kDim>
+template <Type kType, int kDim>
 __device__ __forceinline__ void multiply_blocks(const ChunkRecord& layout, char* record,
-                                                PrepareChannelShared<kDim>& s, int task, int lane) {
+                                                PrepareChannelShared<kType, kDim>& s, int task,
+                                                int lane) {
   const int row = lane / 4, column = lane % 4 * 2;
   if (task < 2) {  // rows 16.. against keys ..15: P, A
+    if (kWide<kType> && task == 1) return;
     const uint32_t rows = ptx::shared_address(task == 0 ? s.q16 : s.k16);
     const uint32_t keys = ptx::shared_address(s.end16);
     float sums[2][4] = {};
 #pragma unroll
     for (int kk = 0; kk < kDim / 16; ++kk) {
-      uint32_t a[4], b[4];
-      load_a<kDim>(a, rows, 0, kk, lane);
-      load_b<kDim>(b, keys, 0, kk, lane);
-      ptx::mma_m16n8k16<kBf16>(sums[0], a, b[0], b[1]);
-      ptx::mma_m16n8k16<kBf16>(sums[1], a, b[2], b[3]);
+      Left<kType> a;
+      Right<kType> b;
+      load_left<kType, kDim>(a, rows, 0, kk, lane);
+      load_right<kType, kDim>(b, keys, 0, kk, lane);
+      multiply<kType>(sums, a, b);
     }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile)
@@ -113,31 +162,57 @@ __device__ __forceinline__ void multiply_blocks(const ChunkRecord& layout, char*
       for (int e = 0; e < 4; ++e) {
         const int i = kBlock + row + e / 2 * 8, j = tile * 8 + column + e % 2;
         if (task == 0)
-          store_p<kBf16>(record, layout, i, j, sums[tile][e]);
-        else
+          store_p<kType>(record, layout, i, j, sums[tile][e]);
+        else if constexpr (!kWide<kType>)
           s.a[i][j] = s.beta[i] * sums[tile][e];
       }
     return;
   }
   const int block = task - 2, first = block * kBlock;  // rows 8.. of a block against its keys ..7
-  const uint32_t rows = ptx::shared_address(s.rows8[block]);
-  const uint32_t keys = ptx::shared_address(s.end8[block]);
   float sums[4] = {};
-#pragma unroll
-  for (int kk = 0; kk < kDim / 16; kk += 2) {
-    uint32_t a[4], b[4];
-    ptx::ldmatrix_x4(b, keys + swizzled<kDim>(lane % 8, kk * 2 + lane / 8));
-    load_a<kDim>(a, rows, 0, kk, lane);
-    ptx::mma_m16n8k16<kBf16>(sums, a, b[0], b[1]);
-    load_a<kDim>(a, rows, 0, kk + 1, lane);
-    ptx::mma_m16n8k16<kBf16>(sums, a, b[2], b[3]);
-  }
+  multiply_eight<kType, kDim>(sums, ptx::shared_address(s.rows8[block]),
+                              ptx::shared_address(s.end8[block]), lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int i = first + kSub + row, j = first + column + e;
-    store_p<kBf16>(record, layout, i, j, sums[e]);
-    s.a[i][j] = s.beta[i] * sums[2 + e];
-    store_p<kBf16>(record, layout, first + row, first + kSub + column + e, 0.0f);
+    store_p<kType>(record, layout, i, j, sums[e]);
+    if constexpr (!kWide<kType>) s.a[i][j] = s.beta[i] * sums[2 + e];
+    store_p<kType>(record, layout, first + row, first + kSub + column + e, 0.0f);
+  }
+}
+
+// The parts of A that multiply_blocks leaves out of fp32's; rows of keys become integers.
+template <int kDim>
+__device__ __forceinline__ void multiply_blocks_exactly(PrepareChannelShared<Type::f32, kDim>& s,
+                                                        int thread) {
+  __syncthreads();  // the rows have been multiplied
+  for (int i = thread / 32; i < 64; i += 4) {
+    char* const tile = i < 16   ? s.k16
+                       : i < 32 ? s.end16
+                       : i < 48 ? s.rows8[i / 8 % 2]
+                                : s.end8[i / 8 % 2];
+    const int row = i < 32 ? i % 16 : i < 48 ? kSub + i % 8 : i % 8;
+    make_integers<kDim>(tile, row, &s.unit[i], thread % 32);
+  }
+  __syncthreads();
+  if (thread >= 96) return;
+  const bool whole = thread < 64;  // rows 16.. against keys ..15
+  const int block = thread / 16 % 2, first = block * kBlock;
+  const int row = (whole ? thread / 8 : thread / 4 % 4) * 2;
+  const int key = thread % (whole ? 8 : 4) * 2;
+  double x[2][2];
+  if (whole)
+    multiply_integers<kDim>(s.k16, s.end16, row, key, x);
+  else
+    multiply_integers<kDim>(s.rows8[block], s.end8[block], kSub + row, key, x);
+  const float* row_unit = s.unit + (whole ? 0 : 32 + block * kSub) + row;
+  const float* key_unit = s.unit + (whole ? 16 : 48 + block * kSub) + key;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int i = (whole ? kBlock : first + kSub) + row + e / 2;
+    const int j = (whole ? 0 : first) + key + e % 2;
+    s.a[i][j] = x[e / 2][e % 2] * static_cast<double>(s.beta[i] * row_unit[e / 2]) *
+                static_cast<double>(key_unit[e % 2]);
   }
 }
 
@@ -165,13 +240,17 @@ struct RawRows {
     }
   }
 
-  // Of 16-bit numbers.
-  template <bool kBf16>
-  __device__ __forceinline__ void unpack_to(float (&x)[kSub][2 * kWords]) const {
+  template <Type kType>
+  __device__ __forceinline__ void unpack_to(float (&x)[kSub][kWords * 4 / kBytes<kType>]) const {
 #pragma unroll
     for (int r = 0; r < kSub; ++r)
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) unpack<kBf16>(word[r][w], x[r][2 * w], x[r][2 * w + 1]);
+      for (int w = 0; w < kWords; ++w) {
+        if constexpr (kWide<kType>)
+          x[r][w] = __uint_as_float(word[r][w]);
+        else
+          unpack<kIsBf16<kType>>(word[r][w], x[r][2 * w], x[r][2 * w + 1]);
+      }
   }
 };
 
@@ -195,12 +274,13 @@ __device__ __forceinline__ void load_bias(const Problem& problem, const linattn_
   }
 }
 
-template <bool kBf16, int kDim>
+template <Type kType, int kDim>
 __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Place& place,
-                                                char* record, PrepareChannelShared<kDim>& s) {
-  constexpr int kParts = PrepareChannelShared<kDim>::kParts;
+                                                char* record,
+                                                PrepareChannelShared<kType, kDim>& s) {
+  constexpr int kParts = PrepareChannelShared<kType, kDim>::kParts, kEach = kBytes<kType>;
   constexpr int kPer = kDim == 64 ? 2 : 4;  // channels a lane
-  const ChunkRecord layout{kDim, true, p.delta};
+  const ChunkRecord layout{kDim, true, p.delta, kEach};
   const Problem& problem = p.problem;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int sub = warp % 4, part = warp / 4, block = sub / 2;
@@ -221,31 +301,28 @@ __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Plac
   };
   if (p.vectors && valid >= kPer && rows > 0) {
     // All loads are under way before the first is waited for: a branch between two would wait.
-    RawRows<kPer / 2> raw_q, raw_k;
-    raw_q.load(p.args.q, 2 * problem.q.at(place.batch, t0, place.h, channel), 2 * problem.q.t,
-               rows);
-    raw_k.load(p.args.k, 2 * problem.k.at(place.batch, t0, place.h, channel), 2 * problem.k.t,
-               rows);
+    RawRows<kPer * kEach / 4> raw_q, raw_k;
+    raw_q.load(p.args.q, kEach * problem.q.at(place.batch, t0, place.h, channel),
+               kEach * problem.q.t, rows);
+    raw_k.load(p.args.k, kEach * problem.k.at(place.batch, t0, place.h, channel),
+               kEach * problem.k.t, rows);
     const int64_t g_at = problem.g.at(place.batch, t0, place.hv, channel);
     if (problem.g.type == Type::f32) {
       RawRows<kPer> raw_g;
       raw_g.load(p.args.g, 4 * g_at, 4 * problem.g.t, rows);
       load_side();
-#pragma unroll
-      for (int r = 0; r < kSub; ++r)
-#pragma unroll
-        for (int e = 0; e < kPer; ++e) d[r][e] = __uint_as_float(raw_g.word[r][e]);
+      raw_g.template unpack_to<Type::f32>(d);
     } else {
       RawRows<kPer / 2> raw_g;
       raw_g.load(p.args.g, 2 * g_at, 2 * problem.g.t, rows);
       load_side();
       if (problem.g.type == Type::bf16)
-        raw_g.template unpack_to<true>(d);
+        raw_g.template unpack_to<Type::bf16>(d);
       else
-        raw_g.template unpack_to<false>(d);
+        raw_g.template unpack_to<Type::f16>(d);
     }
-    raw_q.template unpack_to<kBf16>(q);
-    raw_k.template unpack_to<kBf16>(k);
+    raw_q.template unpack_to<kType>(q);
+    raw_k.template unpack_to<kType>(k);
 #pragma unroll
     for (int r = 0; r < kSub; ++r)
 #pragma unroll
@@ -341,15 +418,15 @@ __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Plac
       row_q[e] = q[r][e] * from_start[e], row_k[e] = k[r][e] * from_start[e];
     }
     const int row = sub * kSub + r, row16 = row % kBlock;
-    store_channels<kBf16, kDim>(record + layout.q(), row, channel, row_q, before32);
-    if (p.delta) store_channels<kBf16, kDim>(record + layout.k(), row, channel, row_k, before32);
+    store_channels<kType, kDim>(record + layout.q(), row, channel, row_q, before32);
+    if (p.delta) store_channels<kType, kDim>(record + layout.k(), row, channel, row_k, before32);
     if (block == 1) {
-      store_channels<kBf16, kDim>(s.q16, row16, channel, row_q, before16);
-      store_channels<kBf16, kDim>(s.k16, row16, channel, row_k, before16);
+      store_channels<kType, kDim>(s.q16, row16, channel, row_q, before16);
+      store_channels<kType, kDim>(s.k16, row16, channel, row_k, before16);
     }
     if (odd) {
-      store_channels<kBf16, kDim>(s.rows8[block], r, channel, row_q, ones);
-      store_channels<kBf16, kDim>(s.rows8[block], kSub + r, channel, row_k, ones);
+      store_channels<kType, kDim>(s.rows8[block], r, channel, row_q, ones);
+      store_channels<kType, kDim>(s.rows8[block], kSub + r, channel, row_k, ones);
     }
   }
 #pragma unroll
@@ -361,29 +438,31 @@ __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Plac
       to_end[e] *= d[r][e];
     }
     const int row = sub * kSub + r;
-    store_channels<kBf16, kDim>(record + layout.update(), row, channel, row_k, after32);
-    if (block == 0) store_channels<kBf16, kDim>(s.end16, row, channel, row_k, after16);
-    if (!odd) store_channels<kBf16, kDim>(s.end8[block], r, channel, row_k, ones);
+    store_channels<kType, kDim>(record + layout.update(), row, channel, row_k, after32);
+    if (block == 0) store_channels<kType, kDim>(s.end16, row, channel, row_k, after16);
+    if (!odd) store_channels<kType, kDim>(s.end8[block], r, channel, row_k, ones);
   }
-  s.pairs[part][sub][lane] = pair_group<0>(q, k, d, lane);
-  s.pairs[part][sub][32 + lane] = pair_group<1>(q, k, d, lane);
+  s.pairs[part][sub][lane] = pair_group<0, OfA<kType>>(q, k, d, lane);
+  s.pairs[part][sub][32 + lane] = pair_group<1, OfA<kType>>(q, k, d, lane);
   __syncthreads();
 
   for (int i = thread; i < 4 * 64; i += static_cast<int>(blockDim.x)) {
     const int of = i / 64;
-    float sum = 0.0f;
+    OfA<kType> sum = 0;
 #pragma unroll
     for (int w = 0; w < kParts; ++w) sum += s.pairs[w][of][i % 64];
     const Pair pair = pair_of(i % 64 / 32, i % 32);
     const int row = of * kSub + pair.i, column = of * kSub + pair.j;
     if (pair.is_a) {
       s.a[row][column] = s.beta[row] * sum;
-      store_p<kBf16>(record, layout, column, row, 0.0f);  // above the diagonal
+      store_p<kType>(record, layout, column, row, 0.0f);  // above the diagonal
     } else {
-      store_p<kBf16>(record, layout, row, column, sum);
+      store_p<kType>(record, layout, row, column, static_cast<float>(sum));
     }
   }
-  if (warp < 4) multiply_blocks<kBf16, kDim>(layout, record, s, warp, lane);
+  if (warp < 4) multiply_blocks<kType, kDim>(layout, record, s, warp, lane);
+  if constexpr (kWide<kType>)
+    if (p.delta) multiply_blocks_exactly<kDim>(s, thread);
 }
 
 }  // namespace linattn::cuda::chunk

@@ -16,18 +16,20 @@ inline constexpr bool kPrepareTuned = false;
 #else
 inline constexpr bool kPrepareTuned = true;
 #endif
-constexpr int prepare_ctas(int dim, bool channel) {
-  return !kPrepareTuned ? 1 : !channel ? 640 / dim : dim == 256 ? 1 : 3;
+constexpr int prepare_ctas(Type type, int dim, bool channel) {
+  if (!kPrepareTuned) return 1;
+  if (type == Type::f32) return channel ? 2 : 256 / dim;
+  return !channel ? 640 / dim : dim == 256 ? 1 : 3;
 }
 
 // grid: chunk slots * H * batches of a q/k head's value heads; block: chunk_prepare_threads().
-template <bool kBf16, int kDim, bool kChannel>
+template <Type kType, int kDim, bool kChannel>
 __global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel),
-                                  prepare_ctas(kDim, kChannel))
+                                  prepare_ctas(kType, kDim, kChannel))
     chunk_prepare_portable(const __grid_constant__ ChunkParams p) {
-  extern __shared__ __align__(16) char shared[];
-  using Shared = std::conditional_t<kChannel, chunk::PrepareChannelShared<kDim>,
-                                    chunk::PrepareScalarShared<kDim>>;
+  char* shared = ptx::dynamic_shared();
+  using Shared = std::conditional_t<kChannel, chunk::PrepareChannelShared<kType, kDim>,
+                                    chunk::PrepareScalarShared<kType, kDim>>;
   auto& s = *reinterpret_cast<Shared*>(shared);
   constexpr int kHeads = chunk_prepare_heads(kDim, kChannel);
   const uint32_t slot = chunk::divide(blockIdx.x, p.prepare_blocks);
@@ -40,13 +42,14 @@ __global__ void __launch_bounds__(chunk_prepare_threads(kDim, kChannel),
   char* record = p.records + (static_cast<int64_t>(slot) * p.heads_v.divisor + hv) * p.record_bytes;
   if constexpr (!kChannel) {
     const int left = static_cast<int>(p.group.divisor) - of_group;
-    chunk::prepare_scalar<kBf16, kDim>(p, place, left < kHeads ? left : kHeads, record, s);
+    chunk::prepare_scalar<kType, kDim>(p, place, left < kHeads ? left : kHeads, record, s);
   } else {
-    chunk::clear_p(record, {kDim, true, p.delta}, static_cast<int>(threadIdx.x));
-    chunk::prepare_channel<kBf16, kDim>(p, place, record, s);
+    chunk::clear_p<kType>(record, {kDim, true, p.delta, chunk::kBytes<kType>},
+                          static_cast<int>(threadIdx.x));
+    chunk::prepare_channel<kType, kDim>(p, place, record, s);
     if (!p.delta) return;
     __syncthreads();
-    if (threadIdx.x < 32) chunk::solve<kBf16>(s.a, s.beta, record, static_cast<int>(threadIdx.x));
+    if (threadIdx.x < 32) chunk::solve<kType>(s.a, s.beta, record, static_cast<int>(threadIdx.x));
   }
 }
 

@@ -1,24 +1,36 @@
 // Preparation with a gate a token, or none: gates and norms are scalars on accumulators.
 #pragma once
 
+#include "cuda/portable/chunk_prepare.exact.cuh"
 #include "cuda/portable/chunk_prepare.record.cuh"
 
 namespace linattn::cuda::chunk {
 
-template <int kDim>
+template <Type kType, int kDim>
 struct PrepareScalarShared {
   static constexpr int kWarps = kDim / 32, kHeads = chunk_prepare_heads(kDim, false);
-  alignas(16) char q[kChunk * kDim * 2];
-  alignas(16) char k[kChunk * kDim * 2];
+  alignas(16) char q[kChunk * kDim * kBytes<kType>];
+  alignas(16) char k[kChunk * kDim * kBytes<kType>];
   float norm_q[kChunk], norm_k[kChunk];
   struct Head {
-    float a[kChunk][kChunk + 4];
+    alignas(16) SquareA<kType> a;
     float beta[kChunk], log_decay[kChunk];
+    float rest[kWide<kType> ? kChunk : 1];  // what rounding takes from log_decay
   } head[kHeads];
+  float unit[kWide<kType> ? kChunk : 1];  // of k's rows as integers
 };
 
+// The decay between two tokens of the chunk. Sums over many tokens have fewer digits behind the
+// point than their difference needs in fp32.
+template <Type kType, class Head>
+__device__ __forceinline__ float decay_between(const Head& head, int row, int column) {
+  const float difference = head.log_decay[row] - head.log_decay[column];
+  if constexpr (kWide<kType>) return exp2f(difference + (head.rest[row] - head.rest[column]));
+  return exp2f(difference);
+}
+
 // Running sums of the chunk's log decays, base 2, and beta of one value head, by one warp.
-template <class Head>
+template <Type kType, class Head>
 __device__ __forceinline__ void load_scalars(const ChunkParams& p, const Place& place, int64_t hv,
                                              Head& head, int lane) {
   const Problem& problem = p.problem;
@@ -37,17 +49,20 @@ __device__ __forceinline__ void load_scalars(const ChunkParams& p, const Place& 
     g = log_decay(problem, x, bias, gate_factor(problem, p.args, hv));
   }
   g = fmaxf(g, kLowestLogDecay) * kLog2E;
+  std::conditional_t<kWide<kType>, double, float> sum = g;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const float left = __shfl_up_sync(ptx::kAllLanes, g, step);
-    if (lane >= step) g += left;
+    const auto left = __shfl_up_sync(ptx::kAllLanes, sum, step);
+    if (lane >= step) sum += left;
   }
-  head.log_decay[lane] = g;
+  head.log_decay[lane] = static_cast<float>(sum);
+  if constexpr (kWide<kType>)
+    head.rest[lane] = static_cast<float>(sum - static_cast<double>(static_cast<float>(sum)));
 }
 
 // Norms from the tiles: a warp takes a row of q or k at a time.
-template <bool kBf16, int kDim>
-__device__ __forceinline__ void row_norms(const ChunkParams& p, PrepareScalarShared<kDim>& s,
+template <Type kType, int kDim>
+__device__ __forceinline__ void row_norms(const ChunkParams& p, PrepareScalarShared<kType, kDim>& s,
                                           int warp, int lane) {
   for (int i = warp; i < 2 * kChunk; i += kDim / 32) {
     const int row = i % kChunk;
@@ -56,10 +71,14 @@ __device__ __forceinline__ void row_norms(const ChunkParams& p, PrepareScalarSha
       const char* tile = i < kChunk ? s.q : s.k;
       float sum = 0.0f;
       for (int c = lane * 2; c < kDim; c += 64) {
+        const char* from = tile + number_at<kType, kDim>(row, c);
         float x0, x1;
-        unpack<kBf16>(
-            *reinterpret_cast<const uint32_t*>(tile + swizzled<kDim>(row, c / 8) + (c % 8) * 2), x0,
-            x1);
+        if constexpr (kWide<kType>) {
+          const float2 two = *reinterpret_cast<const float2*>(from);
+          x0 = two.x, x1 = two.y;
+        } else {
+          unpack<kIsBf16<kType>>(*reinterpret_cast<const uint32_t*>(from), x0, x1);
+        }
         sum = fmaf(x0, x0, fmaf(x1, x1, sum));
       }
 #pragma unroll
@@ -71,32 +90,31 @@ __device__ __forceinline__ void row_norms(const ChunkParams& p, PrepareScalarSha
 }
 
 // Q K^T or K K^T of 16 rows, before gates and norms: the same for all value heads of a q/k head.
-template <bool kBf16, int kDim>
-__device__ __forceinline__ void multiply_keys(const PrepareScalarShared<kDim>& s, int task,
+template <Type kType, int kDim>
+__device__ __forceinline__ void multiply_keys(const PrepareScalarShared<kType, kDim>& s, int task,
                                               float (&sums)[4][4], int lane) {
   const bool is_a = (task & 1) != 0;
   const int block = task / 2;
   const uint32_t rows = ptx::shared_address(is_a ? s.k : s.q), keys = ptx::shared_address(s.k);
 #pragma unroll
   for (int kk = 0; kk < kDim / 16; ++kk) {
-    uint32_t a[4], b[4];
-    load_a<kDim>(a, rows, block * kBlock, kk, lane);
-    load_b<kDim>(b, keys, 0, kk, lane);
-    ptx::mma_m16n8k16<kBf16>(sums[0], a, b[0], b[1]);
-    ptx::mma_m16n8k16<kBf16>(sums[1], a, b[2], b[3]);
+    Left<kType> a;
+    Right<kType> b;
+    load_left<kType, kDim>(a, rows, block * kBlock, kk, lane);
+    load_right<kType, kDim>(b, keys, 0, kk, lane);
+    multiply<kType>(sums[0], sums[1], a, b);
     if (block == 0) continue;
-    load_b<kDim>(b, keys, kBlock, kk, lane);
-    ptx::mma_m16n8k16<kBf16>(sums[2], a, b[0], b[1]);
-    ptx::mma_m16n8k16<kBf16>(sums[3], a, b[2], b[3]);
+    load_right<kType, kDim>(b, keys, kBlock, kk, lane);
+    multiply<kType>(sums[2], sums[3], a, b);
   }
 }
 
 // The task's part of P or A of one value head.
-template <bool kBf16, int kDim>
+template <Type kType, int kDim>
 __device__ __forceinline__ void weigh(const ChunkParams& p, const ChunkRecord& layout,
-                                      PrepareScalarShared<kDim>& s,
-                                      typename PrepareScalarShared<kDim>::Head& head, int task,
-                                      const float (&sums)[4][4], char* record, int lane) {
+                                      PrepareScalarShared<kType, kDim>& s,
+                                      typename PrepareScalarShared<kType, kDim>::Head& head,
+                                      int task, const float (&sums)[4][4], char* record, int lane) {
   const bool is_a = (task & 1) != 0;
   const int block = task / 2;
 #pragma unroll
@@ -106,58 +124,88 @@ __device__ __forceinline__ void weigh(const ChunkParams& p, const ChunkRecord& l
     for (int e = 0; e < 4; ++e) {
       const int row = block * kBlock + lane / 4 + (e / 2) * 8;
       const int column = tile * 8 + lane % 4 * 2 + e % 2;
-      const float decay = exp2f(head.log_decay[row] - head.log_decay[column]) * s.norm_k[column];
-      if (is_a)
+      const float decay = decay_between<kType>(head, row, column) * s.norm_k[column];
+      if (is_a && !kWide<kType>)
         head.a[row][column] = head.beta[row] * s.norm_k[row] * decay * sums[tile][e];
       else
-        store_p<kBf16>(record, layout, row, column,
+        store_p<kType>(record, layout, row, column,
                        column <= row ? p.scale * s.norm_q[row] * decay * sums[tile][e] : 0.0f);
     }
   }
 }
 
+// A of all of fp32's value heads, by all threads; k's rows become integers.
+template <int kDim>
+__device__ __forceinline__ void multiply_keys_exactly(PrepareScalarShared<Type::f32, kDim>& s,
+                                                      int heads, int thread) {
+  __syncthreads();  // the rows have been multiplied
+  for (int row = thread / 32; row < kChunk; row += kDim / 32)
+    make_integers<kDim>(s.k, row, &s.unit[row], thread % 32);
+  __syncthreads();
+#pragma unroll 1
+  for (int task = thread; task < 256; task += kDim) {
+    const int row = task / 16 * 2, key = task % 16 * 2;
+    if (key > row) continue;
+    double x[2][2];
+    multiply_integers<kDim>(s.k, s.k, row, key, x);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = row + e / 2, j = key + e % 2;
+      const double product = x[e / 2][e % 2] * static_cast<double>(s.unit[i] * s.norm_k[i]) *
+                             static_cast<double>(s.unit[j] * s.norm_k[j]);
+      for (int of = 0; of < heads; ++of) {
+        auto& head = s.head[of];
+        head.a[i][j] =
+            product * static_cast<double>(head.beta[i] * decay_between<Type::f32>(head, i, j));
+      }
+    }
+  }
+}
+
 // `heads` value heads of one q/k head, which share the products.
-template <bool kBf16, int kDim>
+template <Type kType, int kDim>
 __device__ __forceinline__ void prepare_scalar(const ChunkParams& p, const Place& place, int heads,
-                                               char* records, PrepareScalarShared<kDim>& s) {
-  using Shared = PrepareScalarShared<kDim>;
-  const ChunkRecord layout{kDim, false, p.delta};
+                                               char* records, PrepareScalarShared<kType, kDim>& s) {
+  using Shared = PrepareScalarShared<kType, kDim>;
+  const ChunkRecord layout{kDim, false, p.delta, kBytes<kType>};
   const Problem& problem = p.problem;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp = ptx::opaque(thread / 32);  // so that branches on it are known to be uniform
-  load_rows<kDim>(p.args.q, problem.q.at(place.batch, place.begin, place.h), problem.q.t,
-                  place.rows, p.dim_k, p.qk_vectors, s.q, thread, kDim);
-  load_rows<kDim>(p.args.k, problem.k.at(place.batch, place.begin, place.h), problem.k.t,
-                  place.rows, p.dim_k, p.qk_vectors, s.k, thread, kDim);
+  load_tile<kType, kDim>(p.args.q, problem.q.at(place.batch, place.begin, place.h), problem.q.t,
+                         place.rows, p.dim_k, p.qk_vectors, s.q, thread, kDim);
+  load_tile<kType, kDim>(p.args.k, problem.k.at(place.batch, place.begin, place.h), problem.k.t,
+                         place.rows, p.dim_k, p.qk_vectors, s.k, thread, kDim);
   ptx::commit_copies();
-  if (warp < heads) load_scalars(p, place, place.hv + warp, s.head[warp], lane);
+  if (warp < heads) load_scalars<kType>(p, place, place.hv + warp, s.head[warp], lane);
   ptx::wait_copies<0>();
   __syncthreads();
-  row_norms<kBf16, kDim>(p, s, warp, lane);
+  row_norms<kType, kDim>(p, s, warp, lane);
   __syncthreads();
 
 #pragma unroll 1
   for (int task = warp; task < 4; task += Shared::kWarps) {
-    if (task % 2 != 0 && !p.delta) continue;
+    if (task % 2 != 0 && (kWide<kType> || !p.delta)) continue;
     float sums[4][4] = {};
-    multiply_keys<kBf16, kDim>(s, task, sums, lane);
+    multiply_keys<kType, kDim>(s, task, sums, lane);
 #pragma unroll 1
     for (int j = 0; j < heads; ++j)
-      weigh<kBf16, kDim>(p, layout, s, s.head[j], task, sums, records + j * p.record_bytes, lane);
+      weigh<kType, kDim>(p, layout, s, s.head[j], task, sums, records + j * p.record_bytes, lane);
   }
-  for (int j = 0; j < heads; ++j) clear_p(records + j * p.record_bytes, layout, thread);
+  if constexpr (kWide<kType>)
+    if (p.delta) multiply_keys_exactly<kDim>(s, heads, thread);
+  for (int j = 0; j < heads; ++j) clear_p<kType>(records + j * p.record_bytes, layout, thread);
   if (p.delta) __syncthreads();
   if (warp >= heads) return;
   const auto& head = s.head[warp];
   char* record = records + warp * p.record_bytes;
   auto* scalars = reinterpret_cast<float*>(record + layout.scalars());
-  const float g = head.log_decay[lane], last = head.log_decay[kChunk - 1];
-  const float from_start = exp2f(g);
+  const float from_start = exp2f(head.log_decay[lane]);
   scalars[lane] = s.norm_k[lane] * from_start;                     // what reads the state for K~
   scalars[kChunk + lane] = p.scale * s.norm_q[lane] * from_start;  // for Q~
-  scalars[2 * kChunk + lane] = s.norm_k[lane] * exp2f(last - g);   // what writes it
-  if (lane < 4) scalars[3 * kChunk + lane] = exp2f(last);
-  if (p.delta) solve<kBf16>(head.a, head.beta, record, lane);
+  scalars[2 * kChunk + lane] =
+      s.norm_k[lane] * decay_between<kType>(head, kChunk - 1, lane);  // what writes it
+  if (lane < 4) scalars[3 * kChunk + lane] = exp2f(head.log_decay[kChunk - 1]);
+  if (p.delta) solve<kType>(head.a, head.beta, record, lane);
 }
 
 }  // namespace linattn::cuda::chunk

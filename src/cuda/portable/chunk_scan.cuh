@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/portable/chunk_place.cuh"
+#include "cuda/portable/chunk_scan.outputs.cuh"
 #include "cuda/portable/chunk_scan.stage.cuh"
 
 namespace linattn::cuda {
@@ -14,118 +15,105 @@ namespace chunk {
 // Accumulators of 32 tokens: [i][tile] has columns 16 i + 8 tile + 2 (lane%4) (+1).
 using Tokens = float[2][2][4];
 
-// Accumulators of 32 tokens as A operands of two k blocks; kSplit: as sums of two narrow numbers.
-template <bool kSplit>
+// Accumulators of 32 tokens as left operands of two blocks of 16 places; kSplit: as sums of two
+// 16-bit numbers.
+template <Type kType, bool kSplit>
 struct Rows {
-  uint32_t high[2][4];
-  uint32_t low[kSplit ? 2 : 1][4];
+  Left<kType> high[2];
+  Left<kType> low[kSplit ? 2 : 1];
 };
 
-template <bool kBf16, bool kSplit>
-__device__ __forceinline__ void pack_rows(Rows<kSplit>& rows, const Tokens& x) {
+template <Type kType, bool kSplit>
+__device__ __forceinline__ void pack_rows(Rows<kType, kSplit>& rows, const Tokens& x) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (!kSplit) {
+      pack_left<kType>(rows.high[i], x[i][0], x[i][1]);
+    } else {
 #pragma unroll
-    for (int at = 0; at < 4; ++at) {
-      const float* two = x[i][at / 2] + at % 2 * 2;
-      if constexpr (kSplit)
-        pack_split<kBf16>(two[0], two[1], rows.high[i][at], rows.low[i][at]);
-      else
-        rows.high[i][at] = pack<kBf16>(two[0], two[1]);
+      for (int at = 0; at < 4; ++at) {
+        const float* two = x[i][at / 2] + at % 2 * 2;
+        pack_split<kIsBf16<kType>>(two[0], two[1], rows.high[i].word[at], rows.low[i].word[at]);
+      }
     }
+  }
 }
 
-// x += rows square^T for tokens 16 i and on, of a lower triangular 32x32 matrix: k blocks up to i.
-// Of the products of split numbers that of both low parts is left out.
-template <bool kBf16, bool kSplit>
-__device__ __forceinline__ void multiply_square(float (&x)[2][4], const Rows<kSplit>& rows,
+// x += rows square^T for tokens 16 i and on, of a lower triangular 32x32 matrix: blocks up to i. Of
+// the products of split numbers that of both low parts is left out.
+template <Type kType, bool kSplit>
+__device__ __forceinline__ void multiply_square(float (&x)[2][4], const Rows<kType, kSplit>& rows,
                                                 uint32_t square, uint32_t square_low, int i,
                                                 int lane) {
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     if (block > i) continue;
-    uint32_t b[4];
-    load_b_square(b, square, i, block, lane);
-    ptx::mma_m16n8k16<kBf16>(x[0], rows.high[block], b[0], b[1]);
-    ptx::mma_m16n8k16<kBf16>(x[1], rows.high[block], b[2], b[3]);
+    Right<kType> b;
+    load_right_square<kType>(b, square, i, block, lane);
+    multiply<kType>(x, rows.high[block], b);
     if constexpr (kSplit) {
-      ptx::mma_m16n8k16<kBf16>(x[0], rows.low[block], b[0], b[1]);
-      ptx::mma_m16n8k16<kBf16>(x[1], rows.low[block], b[2], b[3]);
-      load_b_square(b, square_low, i, block, lane);
-      ptx::mma_m16n8k16<kBf16>(x[0], rows.high[block], b[0], b[1]);
-      ptx::mma_m16n8k16<kBf16>(x[1], rows.high[block], b[2], b[3]);
+      multiply<kType>(x, rows.low[block], b);
+      load_right_square<kType>(b, square_low, i, block, lane);
+      multiply<kType>(x, rows.high[block], b);
     }
   }
 }
 
-// Where a lane writes its outputs of a chunk: tokens lane/4, +8 and so on, values 2 (lane%4) (+1)
-// and +8 of the warp's 16.
-struct Outputs {
-  uint16_t* at;       // of the chunk's first token for this warp
-  int64_t step;       // to 8 tokens on
-  int columns;        // that exist, from the lane's first
-  bool pairs, whole;  // two neighbours at a time; all columns exist, in pairs
-};
-
-// 16 tokens, of which `rows` exist.
-template <bool kBf16>
-__device__ __forceinline__ void store_o(const Outputs& o, uint16_t* to, int rows, int lane,
-                                        const float (&x)[2][4]) {
-  uint32_t two[2][2];
+// The same of T, to which an error of R is not just an error: x = rows square^T. Of fp32 with the
+// square's low part, and the products of upper digits, whose sums are exact or nearly so, apart
+// from the others: the tensor cores would cut a common sum off, always toward zero.
+template <class S>
+__device__ __forceinline__ void solve_square(float (&x)[2][4],
+                                             const Rows<S::kType, S::kSplit>& rows, uint32_t base,
+                                             int i, int lane) {
+  constexpr Type kType = S::kType;
+  const uint32_t square = base + S::layout.t(), square_low = base + S::layout.t_low();
 #pragma unroll
   for (int t = 0; t < 2; ++t)
 #pragma unroll
-    for (int side = 0; side < 2; ++side)
-      two[t][side] = ptx::movmatrix_trans(pack<kBf16>(x[t][2 * side], x[t][2 * side + 1]));
-  if (o.whole && rows >= 16) {
+    for (int e = 0; e < 4; ++e) x[t][e] = 0.0f;
+  if constexpr (!kWide<kType>) {
+    multiply_square<kType, S::kSplit>(x, rows, square, square_low, i, lane);
+  } else {
+    float low[2][4] = {};
 #pragma unroll
-    for (int t = 0; t < 2; ++t, to += o.step)
-#pragma unroll
-      for (int side = 0; side < 2; ++side)
-        *reinterpret_cast<uint32_t*>(to + side * 8) = two[t][side];
-    return;
-  }
-#pragma unroll
-  for (int t = 0; t < 2; ++t, to += o.step)
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      uint16_t* place = to + side * 8;
-      if (8 * t + lane / 4 >= rows || side * 8 >= o.columns) continue;
-      if (o.pairs) {
-        *reinterpret_cast<uint32_t*>(place) = two[t][side];
-      } else {
-        place[0] = static_cast<uint16_t>(two[t][side]);
-        if (side * 8 + 1 < o.columns) place[1] = static_cast<uint16_t>(two[t][side] >> 16);
-      }
+    for (int block = 0; block < 2; ++block) {
+      if (block > i) continue;
+      Right<kType> b;
+      load_right_square<kType>(b, square_low, i, block, lane);
+      multiply_rest(low, rows.high[block], b);
+      load_right_square<kType>(b, square, i, block, lane);
+      multiply_wide(x[0], low[0], rows.high[block], b.x[0]);
+      multiply_wide(x[1], low[1], rows.high[block], b.x[1]);
     }
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[t][e] += low[t][e];
+  }
 }
 
-// x_k += S^T K~^T, x_q += S^T Q~^T over the warp's channels: both share the A operands.
-template <bool kBf16, int kDim, int kPart, bool kReadK>
-__device__ __forceinline__ void read_state(const State<kPart>& state, uint32_t tile_k,
+// x_k += S^T K~^T, x_q += S^T Q~^T over the warp's channels: both share the left operands.
+template <class S, bool kReadK>
+__device__ __forceinline__ void read_state(const State<S::kPart>& state, uint32_t tile_k,
                                            uint32_t tile_q, const Warp& w, Tokens& x_k,
                                            Tokens& x_q) {
+  constexpr Type kType = S::kType;
+  constexpr int kDim = S::layout.dim, kPart = S::kPart;
   const int first = w.half * (kPart / 16);
 #pragma unroll
   for (int kk = 0; kk < kPart / 16; ++kk) {
-    uint32_t a[4];
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const float (&s)[4] = state.s[2 * kk + tile];
-      a[2 * tile] = pack<kBf16>(s[0], s[1]);
-      a[2 * tile + 1] = pack<kBf16>(s[2], s[3]);
-    }
+    Left<kType> a;
+    pack_left<kType>(a, state.s[2 * kk], state.s[2 * kk + 1]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t b[4];
+      Right<kType> b;
       if constexpr (kReadK) {
-        load_b<kDim>(b, tile_k, i * 16, first + kk, w.lane);
-        ptx::mma_m16n8k16<kBf16>(x_k[i][0], a, b[0], b[1]);
-        ptx::mma_m16n8k16<kBf16>(x_k[i][1], a, b[2], b[3]);
+        load_right<kType, kDim>(b, tile_k, i * 16, first + kk, w.lane);
+        multiply<kType>(x_k[i], a, b);
       }
-      load_b<kDim>(b, tile_q, i * 16, first + kk, w.lane);
-      ptx::mma_m16n8k16<kBf16>(x_q[i][0], a, b[0], b[1]);
-      ptx::mma_m16n8k16<kBf16>(x_q[i][1], a, b[2], b[3]);
+      load_right<kType, kDim>(b, tile_q, i * 16, first + kk, w.lane);
+      multiply<kType>(x_q[i], a, b);
     }
   }
 }
@@ -161,58 +149,128 @@ __device__ __forceinline__ void exchange(float4* all, const Warp& w, Tokens& x_k
   }
 }
 
-template <bool kBf16, class S>
-__device__ __forceinline__ void step(int left, const char* stage, float4* handed, const Warp& w,
-                                     Outputs& outputs, State<S::kPart>& state) {
+// The warp's 16 value columns of the chunk's v: as left operands where nothing else is done to
+// them, else as numbers.
+template <class S>
+__device__ __forceinline__ void load_values(uint32_t tile, const Warp& w,
+                                            Rows<S::kType, S::kSplit>& rows, Tokens& v) {
+  constexpr Type kType = S::kType;
+  const int row_bytes = S::v_row_bytes(w.groups), column = w.group * 16;
+  if constexpr (kWide<kType>) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        v[t / 2][t % 2][e] = ptx::load_shared(tile + (8 * t + w.lane % 4 * 2 + e % 2) * row_bytes +
+                                              (column + w.lane / 4 + e / 2 * 8) * 4);
+    if constexpr (S::kValuesAsTheyAre) pack_rows<kType, S::kSplit>(rows, v);
+  } else {
+    const int m = w.lane / 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      ptx::ldmatrix_x4_trans(
+          rows.high[i].word,
+          tile + (i * 16 + (m >> 1) * 8 + w.lane % 8) * row_bytes + column * 2 + (m & 1) * 16);
+      if constexpr (!S::kValuesAsTheyAre) {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) {
+          float* two = v[i][at / 2] + at % 2 * 2;
+          unpack<kIsBf16<kType>>(rows.high[i].word[at], two[0], two[1]);
+        }
+      }
+    }
+  }
+}
+
+// S = decay . S + Kr^T R.
+template <class S>
+__device__ __forceinline__ void update_state(State<S::kPart>& state,
+                                             const Rows<S::kType, S::kSplit>& rows, uint32_t tile,
+                                             const float* scalars, const Warp& w) {
+  constexpr Type kType = S::kType;
   constexpr int kDim = S::layout.dim, kPart = S::kPart;
-  constexpr bool kChannel = S::layout.channel, kDelta = S::layout.delta;
+  const int first = w.half * (kPart / 16);
+  const auto decay_of = [&](int j) {
+    return S::layout.channel
+               ? *reinterpret_cast<const float2*>(scalars + w.half * kPart + 8 * j + w.lane % 4 * 2)
+               : make_float2(scalars[3 * kChunk], scalars[3 * kChunk]);
+  };
+  if constexpr (kWide<kType>) {
+    // The tensor cores cut sums off: a chunk's is added to the state by an ordinary addition.
+#pragma unroll
+    for (int jj = 0; jj < kPart / 16; ++jj) {
+      float sum[2][4] = {};
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        Right<kType> b;
+        load_right_trans<kType, kDim>(b, tile, block * 16, first + jj, w.lane);
+        multiply<kType>(sum, rows.high[block], b);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 decay = decay_of(2 * jj + half);
+        float (&s)[4] = state.s[2 * jj + half];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[e] = fmaf(s[e], e % 2 == 0 ? decay.x : decay.y, sum[half][e]);
+      }
+    }
+    return;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kPart / 8; ++j) {
+      const float2 decay = decay_of(j);
+      state.s[j][0] *= decay.x, state.s[j][1] *= decay.y;
+      state.s[j][2] *= decay.x, state.s[j][3] *= decay.y;
+    }
+#pragma unroll
+    for (int block = 0; block < 2; ++block)
+#pragma unroll
+      for (int jj = 0; jj < kPart / 16; ++jj) {
+        Right<kType> b;
+        load_right_trans<kType, kDim>(b, tile, block * 16, first + jj, w.lane);
+        multiply<kType>(state.s[2 * jj], state.s[2 * jj + 1], rows.high[block], b);
+        if constexpr (S::kSplit)
+          multiply<kType>(state.s[2 * jj], state.s[2 * jj + 1], rows.low[block], b);
+      }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void step(int left, const char* stage, float4* handed, const Warp& w,
+                                     Outputs<S::kType>& outputs, State<S::kPart>& state) {
+  constexpr Type kType = S::kType;
+  constexpr bool kChannel = S::layout.channel, kDelta = S::layout.delta, kSplit = S::kSplit;
   const int lane = w.lane;
   const uint32_t base = ptx::shared_address(stage);
   const auto* scalars = reinterpret_cast<const float*>(stage + S::layout.scalars());
 
   Tokens r = {}, o = {};  // X_k and X_q
-  read_state<kBf16, kDim, kPart, kDelta>(state, base + S::kK, base + S::kQ, w, r, o);
+  read_state<S, kDelta>(state, base + S::kK, base + S::kQ, w, r, o);
   if constexpr (S::kParts == 2) exchange<kDelta>(handed, w, r, o);
 
   const int token = lane % 4 * 2;
-  Rows<kDelta> rows;  // V^T, then Z^T, R^T, as A operands
+  Rows<kType, kSplit> rows;  // V^T, then Z^T, R^T, as left operands
+  {
+    Tokens v;
+    load_values<S>(base + S::kV, w, rows, v);
+    if constexpr (!S::kValuesAsTheyAre) {
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const int m = lane / 8;
-    ptx::ldmatrix_x4_trans(rows.high[block],
-                           base + S::kV +
-                               (block * 16 + (m >> 1) * 8 + lane % 8) * S::v_row_bytes(w.groups) +
-                               w.group * 32 + (m & 1) * 16);
-  }
-  if constexpr (kDelta || !kChannel) {
+      for (int t = 0; t < 4; ++t)
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        float v[2];
-        unpack<kBf16>(rows.high[i][at], v[0], v[1]);
-        float* x = r[i][at / 2] + at % 2 * 2;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
+        for (int e = 0; e < 4; ++e) {
           // r holds X_k
-          const float read = kChannel ? 1.0f : scalars[16 * i + at / 2 * 8 + token + e];
-          x[e] = kDelta ? fmaf(-read, x[e], v[e]) : v[e];
+          const float read = kChannel ? 1.0f : scalars[8 * t + token + e % 2];
+          float& x = r[t / 2][t % 2][e];
+          x = kDelta ? fmaf(-read, x, v[t / 2][t % 2][e]) : v[t / 2][t % 2][e];
         }
-      }
+    }
   }
   if constexpr (kDelta) {
-    pack_rows<kBf16, kDelta>(rows, r);
+    pack_rows<kType, kSplit>(rows, r);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int t = 0; t < 2; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) r[i][t][e] = 0.0f;
-      multiply_square<kBf16, kDelta>(r[i], rows, base + S::layout.t(), base + S::layout.t_low(), i,
-                                     lane);
-    }
-    pack_rows<kBf16, kDelta>(rows, r);
+    for (int i = 0; i < 2; ++i) solve_square<S>(r[i], rows, base, i, lane);
   }
+  if constexpr (kDelta || (kWide<kType> && !S::kValuesAsTheyAre)) pack_rows<kType, kSplit>(rows, r);
   // Outputs: of all tokens, or with pairs of 16 of them.
 #pragma unroll
   for (int i = 0; i < 2 / S::kParts; ++i) {
@@ -223,40 +281,20 @@ __device__ __forceinline__ void step(int left, const char* stage, float4* handed
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[i][t][e] *= scalars[kChunk + first + 8 * t + token + e % 2];
     }
-    multiply_square<kBf16, kDelta>(o[i], rows, base + S::layout.p(), base + S::layout.p_low(), of,
+    multiply_square<kType, kSplit>(o[i], rows, base + S::layout.p(), base + S::layout.p_low(), of,
                                    lane);
-    store_o<kBf16>(outputs, outputs.at + 2 * i * outputs.step, left - first, lane, o[i]);
+    outputs.store(2 * i, left - first, lane, o[i]);
   }
-  outputs.at += 4 * outputs.step;
+  outputs.next_chunk();
 
   if constexpr (!kChannel) {
 #pragma unroll
     for (int t = 0; t < 4; ++t)
 #pragma unroll
       for (int e = 0; e < 4; ++e) r[t / 2][t % 2][e] *= scalars[2 * kChunk + 8 * t + token + e % 2];
-    pack_rows<kBf16, kDelta>(rows, r);
+    pack_rows<kType, kSplit>(rows, r);
   }
-#pragma unroll
-  for (int j = 0; j < kPart / 8; ++j) {
-    const float2 decay =
-        kChannel ? *reinterpret_cast<const float2*>(scalars + w.half * kPart + 8 * j + token)
-                 : make_float2(scalars[3 * kChunk], scalars[3 * kChunk]);
-    state.s[j][0] *= decay.x, state.s[j][1] *= decay.y;
-    state.s[j][2] *= decay.x, state.s[j][3] *= decay.y;
-  }
-#pragma unroll
-  for (int block = 0; block < 2; ++block)
-#pragma unroll
-    for (int jj = 0; jj < kPart / 16; ++jj) {
-      uint32_t b[4];
-      load_b_trans<kDim>(b, base + S::kUpdate, block * 16, w.half * (kPart / 16) + jj, lane);
-      ptx::mma_m16n8k16<kBf16>(state.s[2 * jj], rows.high[block], b[0], b[1]);
-      ptx::mma_m16n8k16<kBf16>(state.s[2 * jj + 1], rows.high[block], b[2], b[3]);
-      if constexpr (kDelta) {
-        ptx::mma_m16n8k16<kBf16>(state.s[2 * jj], rows.low[block], b[0], b[1]);
-        ptx::mma_m16n8k16<kBf16>(state.s[2 * jj + 1], rows.low[block], b[2], b[3]);
-      }
-    }
+  update_state<S>(state, rows, base + S::kUpdate, scalars, w);
 }
 
 // Outputs that no live sequence owns. Threads of the CTA cover its value columns.
@@ -279,15 +317,15 @@ __device__ __forceinline__ void zero_outputs(const ChunkParams& p, const Chain& 
 
 // grid: (N, and one more with cu_seqlens) * HV * slabs of V, the slab fastest; kParts warps have 16
 // value columns.
-template <bool kBf16, int kDim, bool kChannel, bool kDelta, int kParts>
+template <Type kType, int kDim, bool kChannel, bool kDelta, int kParts>
 __global__ void __launch_bounds__(128 * kParts, 2 / kParts)
     chunk_scan_portable(const __grid_constant__ ChunkParams p) {
-  using S = chunk::Stage<kDim, kChannel, kDelta, kParts>;
-  extern __shared__ __align__(16) char shared[];
+  using S = chunk::Stage<kType, kDim, kChannel, kDelta, kParts>;
+  char* shared = ptx::dynamic_shared();
   const Problem& problem = p.problem;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   // Through an exchange, so that the compiler knows the warp's role to be uniform.
-  const int warp = __shfl_sync(ptx::kAllLanes, thread / 32, 0);
+  const int warp = ptx::opaque(thread / 32);
   const chunk::Warp w = {thread % 32, warp / kParts, warp % kParts, threads / (32 * kParts)};
   const int lane = w.lane, columns = w.groups * 16;
   const uint32_t head = chunk::divide(blockIdx.x, p.slabs);
@@ -334,7 +372,8 @@ __global__ void __launch_bounds__(128 * kParts, 2 / kParts)
   const int chunks = (length + kChunk - 1) / kChunk;
   // Chunks that are fetched without checks.
   const bool whole = p.qk_vectors && p.v_vectors && p.dim_k == kDim && c.v0 + columns <= p.dim_v;
-  const int full = whole ? length / kChunk : 0;
+  // Of fp32 none: registers are scarce, and the products take longer than the checks.
+  const int full = whole && !chunk::kWide<kType> ? length / kChunk : 0;
   chunk::FullStage<S> next(p, c, w.groups, thread, threads);
   const auto fetch = [&](int chunk, int stage) {
     const uint32_t at = ptx::shared_address(shared) + stage * stage_bytes;
@@ -348,14 +387,7 @@ __global__ void __launch_bounds__(128 * kParts, 2 / kParts)
       chunk::load_stage<S>(p, c, chunk, shared + stage * stage_bytes, w.groups, thread, threads);
     ptx::commit_copies();
   };
-  chunk::Outputs outputs;
-  const int v_lane = v0 + lane % 4 * 2;
-  outputs.at = static_cast<uint16_t*>(p.args.o) +
-               problem.o.at(c.batch, c.begin + 16 * w.half + lane / 4, c.hv, v_lane);
-  outputs.step = 8 * problem.o.t;
-  outputs.columns = p.dim_v - v_lane;
-  outputs.pairs = p.o_pairs;
-  outputs.whole = p.o_pairs && v0 + 16 <= p.dim_v;
+  chunk::Outputs<kType> outputs(p, c.batch, c.begin + 16 * w.half, c.hv, v0, lane);
   __syncthreads();
   for (int i = 0; i + 1 < stages; ++i) fetch(i, i);
   int stage = 0;  // of `chunk`
@@ -378,8 +410,11 @@ __global__ void __launch_bounds__(128 * kParts, 2 / kParts)
       ptx::wait_copies<0>();
       __syncthreads();
     }
-    chunk::step<kBf16, S>(length - chunk * kChunk, shared + stage * stage_bytes, handed, w, outputs,
-                          state);
+    chunk::Warp now = w;
+    // Asked again, or what follows from it is kept in registers around the loop.
+    if constexpr (chunk::kWide<kType>) now.lane = static_cast<int>(ptx::thread_of_cta() % 32);
+    chunk::step<S>(length - chunk * kChunk, shared + stage * stage_bytes, handed, now, outputs,
+                   state);
     if (stages == 1) __syncthreads();
     stage = stage + 1 == stages ? 0 : stage + 1;
   }

@@ -1,7 +1,9 @@
 // The scan's memory: states in and out, and chunks on their way to shared memory.
 #pragma once
 
-#include "cuda/portable/chunk.cuh"
+#include <type_traits>
+
+#include "cuda/portable/chunk_operand.cuh"
 
 namespace linattn::cuda::chunk {
 
@@ -79,10 +81,13 @@ __device__ __forceinline__ void load_state(const ChunkParams& p, int64_t n, int6
 }
 
 // Shared memory of one stage. kWarps: warps that share value columns.
-template <int kDim, bool kChannel, bool kDelta, int kWarps>
+template <Type kOf, int kDim, bool kChannel, bool kDelta, int kWarps>
 struct Stage {
-  static constexpr int kParts = kWarps, kPart = kDim / kParts;
-  static constexpr ChunkRecord layout{kDim, kChannel, kDelta};
+  static constexpr Type kType = kOf;
+  static constexpr int kParts = kWarps, kPart = kDim / kParts, kEach = kBytes<kType>;
+  static constexpr ChunkRecord layout{kDim, kChannel, kDelta, kEach};
+  static constexpr bool kSplit = kDelta && kEach == 2;
+  static constexpr bool kValuesAsTheyAre = kChannel && !kDelta;  // V is R
   static constexpr int kRecord = layout.bytes();
   // Without channel gates q and k come from the caller's tensors.
   static constexpr int kQ = kChannel ? layout.q() : kRecord;
@@ -90,7 +95,11 @@ struct Stage {
   static constexpr int kUpdate = kChannel ? layout.update() : kK;
   static constexpr int kV = kRecord + (kChannel ? 0 : 2 * layout.rows_bytes());
   // Of a CTA with so many groups of 16 value columns.
-  LINATTN_HOST_DEVICE static constexpr int v_row_bytes(int groups) { return groups * 32 + 16; }
+  LINATTN_HOST_DEVICE static constexpr int v_row_bytes(int groups) {
+    return groups * 16 * kEach + 16;
+  }
+  // Rows of v that all threads copy at a time, 16 bytes each.
+  static constexpr int kStepV = 32 * kParts / kEach;
   // Also room for the states of all warps.
   LINATTN_HOST_DEVICE static constexpr int bytes(int groups) {
     const int tiles = kV + kChunk * v_row_bytes(groups),
@@ -124,19 +133,21 @@ __device__ __forceinline__ void load_stage(const ChunkParams& p, const Chain& c,
   const int begin = c.begin + static_cast<int>(chunk) * kChunk, left = c.end - begin;
   const int rows = left < kChunk ? left : kChunk;
   if constexpr (!S::layout.channel) {
-    load_rows<kDim>(p.args.q, problem.q.at(c.batch, begin, c.h), problem.q.t, rows, p.dim_k,
-                    p.qk_vectors, stage + S::kQ, thread, threads);
-    load_rows<kDim>(p.args.k, problem.k.at(c.batch, begin, c.h), problem.k.t, rows, p.dim_k,
-                    p.qk_vectors, stage + S::kK, thread, threads);
+    load_tile<S::kType, kDim>(p.args.q, problem.q.at(c.batch, begin, c.h), problem.q.t, rows,
+                              p.dim_k, p.qk_vectors, stage + S::kQ, thread, threads);
+    load_tile<S::kType, kDim>(p.args.k, problem.k.at(c.batch, begin, c.h), problem.k.t, rows,
+                              p.dim_k, p.qk_vectors, stage + S::kK, thread, threads);
   }
-  // 16 bytes of v a thread at a time: 2 * groups of them a row, a power of two.
-  const int units = groups * 2, unit = thread & (units - 1);
-  const int columns = p.dim_v - c.v0 - unit * 8;
-  const auto* first =
-      static_cast<const uint16_t*>(p.args.v) + problem.v.at(c.batch, begin, c.hv, c.v0 + unit * 8);
+  // 16 bytes of v a thread at a time: a power of two of them a row.
+  using Number = std::conditional_t<S::kEach == 4, float, uint16_t>;
+  constexpr int kUnit = 16 / S::kEach;
+  const int units = groups * S::kEach, unit = thread & (units - 1);
+  const int columns = p.dim_v - c.v0 - unit * kUnit;
+  const auto* first = static_cast<const Number*>(p.args.v) +
+                      problem.v.at(c.batch, begin, c.hv, c.v0 + unit * kUnit);
 #pragma unroll
-  for (int i = 0; i < 2 / S::kParts; ++i) {
-    const int row = (thread >> (__ffs(units) - 1)) + i * (32 / (2 / S::kParts));
+  for (int i = 0; i < kChunk / S::kStepV; ++i) {
+    const int row = (thread >> (__ffs(units) - 1)) + i * S::kStepV;
     const bool there = row < rows;
     const auto* v = first + (there ? row : 0) * problem.v.t;
     char* tile = stage + S::kV + row * S::v_row_bytes(groups) + unit * 16;
@@ -145,9 +156,9 @@ __device__ __forceinline__ void load_stage(const ChunkParams& p, const Chain& c,
       ptx::copy_16_async(ptx::shared_address(tile), exists ? v : p.args.v, exists);
       continue;
     }
-    auto* elements = reinterpret_cast<uint16_t*>(tile);
+    auto* elements = reinterpret_cast<Number*>(tile);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) elements[e] = there && e < columns ? v[e] : 0;
+    for (int e = 0; e < kUnit; ++e) elements[e] = there && e < columns ? v[e] : Number{0};
   }
 }
 
@@ -155,8 +166,7 @@ __device__ __forceinline__ void load_stage(const ChunkParams& p, const Chain& c,
 // go on from chunk to chunk.
 template <class S>
 struct FullStage {
-  static constexpr int kDim = S::layout.dim, kUnits = kDim / 8;
-  static constexpr int kStepV = 16 * S::kParts;  // rows of v at a time
+  static constexpr int kDim = S::layout.dim, kEach = S::kEach, kUnits = kDim * kEach / 16;
 
   const char *record, *q, *k, *v;
   int64_t record_step, q_step, k_step, v_step;  // bytes: a chunk; rows that are copied at a time
@@ -168,16 +178,17 @@ struct FullStage {
     record = c.record + thread * 16;
     record_step = p.heads_v.divisor * p.record_bytes;
     const auto place = [&](const TokenView& view, const void* data, int row, int head, int d) {
-      return static_cast<const char*>(data) + 2 * view.at(c.batch, c.begin + row, head, d);
+      return static_cast<const char*>(data) + kEach * view.at(c.batch, c.begin + row, head, d);
     };
     const int row = thread / kUnits, unit = thread % kUnits;
-    q = place(problem.q, p.args.q, row, c.h, unit * 8);
-    k = place(problem.k, p.args.k, row, c.h, unit * 8);
-    q_step = threads / kUnits * 2 * problem.q.t, k_step = threads / kUnits * 2 * problem.k.t;
-    to_rows = swizzled<kDim>(row, unit);
-    const int units = 2 * groups, row_v = thread >> (__ffs(units) - 1), unit_v = thread % units;
-    v = place(problem.v, p.args.v, row_v, c.hv, c.v0 + unit_v * 8);
-    v_step = 2 * kStepV * problem.v.t;
+    q = place(problem.q, p.args.q, row, c.h, unit * 16 / kEach);
+    k = place(problem.k, p.args.k, row, c.h, unit * 16 / kEach);
+    q_step = threads / kUnits * kEach * problem.q.t;
+    k_step = threads / kUnits * kEach * problem.k.t;
+    to_rows = unit_at<S::kType, kDim>(row, unit);
+    const int units = kEach * groups, row_v = thread >> (__ffs(units) - 1), unit_v = thread % units;
+    v = place(problem.v, p.args.v, row_v, c.hv, c.v0 + unit_v * 16 / kEach);
+    v_step = kEach * S::kStepV * problem.v.t;
     to_v = S::kV + row_v * S::v_row_bytes(groups) + unit_v * 16;
   }
 
@@ -194,13 +205,14 @@ struct FullStage {
     if constexpr (!S::layout.channel) {
 #pragma unroll
       for (int r = 0; r < kChunk; r += kStep, q += q_step, k += k_step) {
-        const uint32_t to = stage + (to_rows ^ ((r & 7) << 4)) + r * kDim * 2;
+        // The turn of a sum of rows without common bits is that of both.
+        const uint32_t to = stage + (to_rows ^ (turn<S::kType>(r) << 4)) + r * kDim * kEach;
         ptx::copy_16_async(to + S::kQ, q);
         ptx::copy_16_async(to + S::kK, k);
       }
     }
 #pragma unroll
-    for (int r = 0; r < kChunk; r += kStepV, v += v_step)
+    for (int r = 0; r < kChunk; r += S::kStepV, v += v_step)
       ptx::copy_16_async(stage + to_v + r * S::v_row_bytes(kGroups), v);
   }
 };

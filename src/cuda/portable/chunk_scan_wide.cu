@@ -6,8 +6,8 @@ namespace {
 
 template <bool kDelta>
 ChunkKernel wide(bool bf16, bool channel, const ChunkScanShape& shape) {
-  return bf16 ? chunk_scan_by_gate<true, 256, kDelta>(channel, shape)
-              : chunk_scan_by_gate<false, 256, kDelta>(channel, shape);
+  return bf16 ? chunk_scan_by_gate<Type::bf16, 256, kDelta>(channel, shape)
+              : chunk_scan_by_gate<Type::f16, 256, kDelta>(channel, shape);
 }
 
 }  // namespace

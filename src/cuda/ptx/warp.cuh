@@ -12,6 +12,10 @@ __device__ __forceinline__ float shuffle_xor(float x, int mask) {
   return __shfl_xor_sync(kAllLanes, x, mask);
 }
 
+__device__ __forceinline__ double shuffle_xor(double x, int mask) {
+  return __shfl_xor_sync(kAllLanes, x, mask);
+}
+
 __device__ __forceinline__ float shuffle(float x, int source_lane) {
   return __shfl_sync(kAllLanes, x, source_lane);
 }

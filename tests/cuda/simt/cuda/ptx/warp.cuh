@@ -12,6 +12,8 @@ inline float shuffle_xor(float x, int mask) {
   return std::bit_cast<float>(simt::taken(simt::lane() ^ mask));
 }
 
+inline double shuffle_xor(double x, int mask) { return __shfl_xor_sync(kAllLanes, x, mask); }
+
 inline float shuffle(float x, int source_lane) {
   simt::exchange(std::bit_cast<uint32_t>(x));
   return std::bit_cast<float>(simt::taken(source_lane & 31));
@@ -40,6 +42,7 @@ inline float opaque(float x) { return x; }
 inline uint32_t thread_of_cta() { return threadIdx.x; }
 
 inline void sync_warp() { simt::exchange(0); }
+inline void sync_threads(int id, int threads) { simt::barrier(id, threads); }
 inline void sync_cta() { simt::barrier(); }
 
 }  // namespace linattn::cuda::ptx
