@@ -12,6 +12,16 @@ namespace linattn::cuda::chunk {
 
 template <Type kType>
 inline constexpr bool kWide = kType == Type::f32;
+
+// 1 / sqrt(x). For fp32 with a Newton step, within a rounding of the true one: a repeated key
+// brings the same error in every token, which grows with their number.
+template <Type kType>
+__device__ __forceinline__ float inverse_root(float x) {
+  const float y = rsqrtf(x);
+  if constexpr (!kWide<kType>) return y;
+  return fmaf(0.5f * y, fmaf(-x * y, y, 1.0f), y);
+}
+
 template <Type kType>
 inline constexpr bool kIsBf16 = kType == Type::bf16;
 template <Type kType>

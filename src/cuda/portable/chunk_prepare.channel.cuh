@@ -367,7 +367,7 @@ __device__ __forceinline__ void prepare_channel(const ChunkParams& p, const Plac
       __syncthreads();
       sum += s.squares[1 - part][sub][lane % kBlock];
     }
-    const float inverse = rsqrtf(sum + 1e-6f);
+    const float inverse = inverse_root<kType>(sum + 1e-6f);
 #pragma unroll
     for (int r = 0; r < kSub; ++r) {
       const float inverse_q = ptx::shuffle(inverse, r);

@@ -83,7 +83,7 @@ __device__ __forceinline__ void row_norms(const ChunkParams& p, PrepareScalarSha
       }
 #pragma unroll
       for (int bit = 16; bit >= 1; bit >>= 1) sum += ptx::shuffle_xor(sum, bit);
-      norm = rsqrtf(sum + 1e-6f);
+      norm = inverse_root<kType>(sum + 1e-6f);
     }
     if (lane == 0) (i < kChunk ? s.norm_q : s.norm_k)[row] = norm;
   }
