@@ -240,8 +240,9 @@ LINATTN_API int32_t linattn_run(linattn_plan_t plan, const linattn_args* args, v
 /* JSON texts, written with a closing zero into `buffer` if `capacity` suffices. *length gets the
  * length without the zero in any case, so a call with capacity 0 asks for the size.
  * explain: {"implementation", "device", "target", "refused": {name: reason}, "workspace_bytes",
- * "launches": [{"name", "grid": [x,y,z], "block"}]}; target is the instruction set ("avx2"), and
- * refusal by all is no error here: implementation is null.
+ * "launches": [{"name", "grid": [x,y,z], "block", "shared_bytes", "note"}]}; target is the
+ * instruction set ("avx2"), note how the work is cut, in words, and refusal by all is no error
+ * here: implementation is null.
  * implementations: {"<form>_<pass>": {"cpu": [{"name", "available", "reason"}], "cuda": [..]}}. */
 LINATTN_API int32_t linattn_explain(const linattn_problem* problem, linattn_device device,
                                     char* buffer, int64_t capacity, int64_t* length);

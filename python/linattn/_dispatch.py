@@ -22,11 +22,20 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel launch, on the CPU a task."""
+    """A kernel launch, on the CPU a task. ``note`` says in words how the work is cut."""
 
     name: str
     grid: tuple[int, int, int]
     block: int
+    shared_bytes: int = 0
+    note: str = ""
+
+    def __str__(self) -> str:
+        grid = " x ".join(map(str, self.grid))
+        text = f"{self.name}, grid {grid}, block {self.block}"
+        if self.shared_bytes:
+            text += f", {self.shared_bytes} bytes of shared memory"
+        return f"{text}; {self.note}" if self.note else text
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,7 @@ class Explanation:
         if self.implementation:
             rows += [("workspace", f"{self.workspace_bytes} bytes")]
         for launch in self.launches:
-            grid = " x ".join(map(str, launch.grid))
-            rows += [("launch", f"{launch.name}, grid {grid}, block {launch.block}")]
+            rows += [("launch", str(launch))]
         return "\n".join(f"{title:<15}{text}" for title, text in rows)
 
 
@@ -126,8 +134,7 @@ def explain(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     name, device, problem, where = problem_of(op, args, kwargs)
     answer = explain_json(problem, device)
     launches = tuple(
-        Launch(launch["name"], tuple(launch["grid"]), launch["block"])
-        for launch in answer["launches"]
+        Launch(**{**launch, "grid": tuple(launch["grid"])}) for launch in answer["launches"]
     )
     return Explanation(
         operator=name,

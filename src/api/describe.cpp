@@ -24,7 +24,8 @@ std::string explain_json(const Plan& plan) {
   for (const Launch& launch : plan.launches) {
     json.open('{').key("name").string(launch.name).key("grid").open('[');
     for (const int64_t size : launch.grid) json.number(size);
-    json.close(']').key("block").number(launch.block).close('}');
+    json.close(']').key("block").number(launch.block);
+    json.key("shared_bytes").number(launch.shared_bytes).key("note").string(launch.note).close('}');
   }
   return json.close(']').close('}').text();
 }

@@ -13,7 +13,9 @@ namespace linattn {
 struct Launch {
   std::string name;
   int64_t grid[3] = {1, 1, 1};
-  int64_t block = 1;  // threads; CPU tasks have 1
+  int64_t block = 1;         // threads; CPU tasks have 1
+  int64_t shared_bytes = 0;  // dynamic shared memory of a CTA
+  std::string note = "";     // how the work is cut, for people
 };
 
 struct Refusal {

@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+from .._dispatch import Launch
 from .._library import implementations_json
 from ..testing import Case, device_of, explain_case
 from .problem_options import add_problem_options, case_of
@@ -72,6 +73,5 @@ def run(options: argparse.Namespace) -> int:
     print(f"workspace       {size_text(answer['workspace_bytes'])}"
           f" ({answer['workspace_bytes']} bytes)")  # fmt: skip
     for launch in answer["launches"]:
-        grid = " x ".join(map(str, launch["grid"]))
-        print(f"launch          {launch['name']}: grid {grid}, block {launch['block']}")
+        print(f"launch          {Launch(**{**launch, 'grid': tuple(launch['grid'])})}")
     return 0

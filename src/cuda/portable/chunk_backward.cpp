@@ -70,7 +70,7 @@ std::string reject(const Problem& p, const DeviceFacts& facts) {
 void plan(Plan* plan) {
   plan->workspace_bytes = chunk_gradient_workspace(plan->problem);
   for_steps(plan->problem, plan->facts, nullptr, nullptr, [&](const Step& step) {
-    plan->launches.push_back({step.name, {step.grid, 1, 1}, step.block});
+    plan->launches.push_back({step.name, {step.grid, 1, 1}, step.block, step.kernel.shared_bytes});
     prepare_kernel(step.kernel.address, step.kernel.shared_bytes, plan->facts.device.index);
   });
 }

@@ -43,10 +43,14 @@ void plan(Plan* plan) {
   const ChunkScanShape shape = chunk_scan_shape(p, plan->facts, scan_bytes(p));
   plan->config[0] = shape.groups, plan->config[1] = shape.parts, plan->config[2] = shape.stages;
   if (p.varlen()) plan->launches.push_back({"chunk_index_portable", {1, 1, 1}, 1024});
-  plan->launches.push_back(
-      {"chunk_prepare_portable", {chunk_prepare_grid(p), 1, 1}, chunk_prepare_block(p)});
-  plan->launches.push_back(
-      {"chunk_scan_portable", {chunk_scan_grid(p, shape.groups), 1, 1}, shape.threads()});
+  plan->launches.push_back({"chunk_prepare_portable",
+                            {chunk_prepare_grid(p), 1, 1},
+                            chunk_prepare_block(p),
+                            prepare_kernel_of(p).shared_bytes});
+  plan->launches.push_back({"chunk_scan_portable",
+                            {chunk_scan_grid(p, shape.groups), 1, 1},
+                            shape.threads(),
+                            scan_kernel(p, shape).shared_bytes});
   const int device = plan->facts.device.index;
   for (const ChunkKernel& kernel :
        {chunk_index_kernel(), prepare_kernel_of(p), scan_kernel(p, shape)})

@@ -41,10 +41,22 @@ void plan(Plan* plan) {
   const Kernel prepare = prepare_kernel_for(p), scan = scan_kernel_for(p);
   const Kernel cuts = cut_kernel_for(p);
   if (p.varlen()) plan->launches.push_back({"chunk_index_portable", {1, 1, 1}, 1024});
-  plan->launches.push_back({prepare_name(p), {sm90::prepare_grid(p), 1, 1}, prepare.threads});
+  plan->launches.push_back({prepare_name(p),
+                            {sm90::prepare_grid(p), 1, 1},
+                            prepare.threads,
+                            prepare.shared_bytes,
+                            "records of 32 tokens"});
   if (cut.piece > 0)
-    plan->launches.push_back({"chunk_cut_sm90", {sm90::cut_grid(p, cut), 1, 1}, cuts.threads});
-  plan->launches.push_back({"chunk_scan_sm90", {sm90::scan_grid(p, cut), 1, 1}, scan.threads});
+    plan->launches.push_back({"chunk_cut_sm90",
+                              {sm90::cut_grid(p, cut), 1, 1},
+                              cuts.threads,
+                              cuts.shared_bytes,
+                              "lists the work of the next kernel on the device"});
+  plan->launches.push_back({"chunk_scan_sm90",
+                            {sm90::scan_grid(p, cut), 1, 1},
+                            scan.threads,
+                            scan.shared_bytes,
+                            sm90::describe(p, cut)});
   const int device = plan->facts.device.index;
   if (p.varlen()) prepare_kernel(chunk_index_kernel().address, 0, device);
   for (const Kernel& kernel : {prepare, cuts, scan})

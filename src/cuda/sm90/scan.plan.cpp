@@ -120,6 +120,16 @@ Cut cut_of(const Problem& p, const DeviceFacts& facts) {
   return longest / cut.piece < 2 ? Cut{} : cut;
 }
 
+std::string describe(const Problem& p, const Cut& cut) {
+  if (cut.piece == 0) return "a CTA for each sequence and value head";
+  return format_text(
+      "sequences of 2 x %lld tokens and more cut into pieces of at least %lld, at most %lld of "
+      "them, "
+      "of two segments each; CTAs past the device's list of work end at once",
+      static_cast<long long>(cut.piece * kChunk), static_cast<long long>(cut.piece * kChunk),
+      static_cast<long long>(std::max<int64_t>(chunks_a_sequence(p) / cut.piece, 1)));
+}
+
 int64_t cut_grid(const Problem& p, const Cut& cut) {
   constexpr int64_t kWarps = kCutThreads / 32;
   return ((chunk_slots(p) / cut.piece + p.num_sequences) * p.heads_v + kWarps - 1) / kWarps;

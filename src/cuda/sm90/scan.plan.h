@@ -18,6 +18,7 @@ struct Cut {
 std::string reject(const Problem& problem, const DeviceFacts& facts);
 
 Cut cut_of(const Problem& problem, const DeviceFacts& facts);
+std::string describe(const Problem& problem, const Cut& cut);
 int64_t workspace_bytes(const Problem& problem, const Cut& cut);
 
 // Whether the gates of channels are bounded by -5, so that 16 tokens decay by exp(-80) at most.
