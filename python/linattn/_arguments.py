@@ -28,7 +28,10 @@ def renamed(error: Exception, names: dict[str, str]) -> Exception:
 def real(name: str, value: Any) -> float:
     if not isinstance(value, Real):
         raise TypeError(f"{name} has type {type(value).__name__}; allowed: a real number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is beyond what a double holds") from None
 
 
 def integer(name: str, value: Any) -> int:

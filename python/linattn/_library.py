@@ -84,7 +84,11 @@ def library() -> _c.CDLL:
 
 
 def _load(path: Path) -> _c.CDLL:
-    handle = _c.CDLL(str(path))
+    try:
+        handle = _c.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"liblinattn.so cannot be loaded: {error}; LINATTN_LIBRARY names another "
+                          "file") from None  # fmt: skip
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(handle, name)
         function.restype, function.argtypes = result, arguments

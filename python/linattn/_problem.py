@@ -91,7 +91,19 @@ def pack_problem(
     values += [null_index, state_every, force, 0, scale, lower_bound]
     for descriptor in descriptors:
         values += descriptor
-    return _PROBLEM.pack(*values)
+    try:
+        return _PROBLEM.pack(*values)
+    except (struct.error, OverflowError):
+        raise _too_large(switches, state_every) from None
+
+
+def _too_large(switches: Switches, state_every: int) -> ValueError:
+    """Which number does not fit where the library takes it."""
+    integers = {"null_state_index": switches[6], "state_every": state_every}
+    for name, value in integers.items():
+        if not -(2**63) <= value < 2**63:
+            return ValueError(f"{name} is {value}; allowed: 64-bit integers")
+    return ValueError("scale and lower_bound: allowed are numbers that a double holds")
 
 
 def device_of(device: torch.device) -> Device:

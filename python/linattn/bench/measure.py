@@ -65,13 +65,25 @@ def has_torch() -> bool:
     return True
 
 
-def _operator_call(workload: Workload, tensors: dict[str, Any]) -> Call:
-    """The public operator, as a user calls it. The backward pass has no call of its own there."""
+def _operator_call(workload: Workload, tensors: dict[str, Any], implementation: str | None) -> Call:
+    """The public operator, as a user calls it; ``implementation`` alone, where one is asked for.
+
+    The backward pass has no call of its own there.
+    """
+    from .._dispatch import force
+
     case = workload.case
-    call = operator(case)
     arguments = operator_arguments(case, tensors)
     arguments["output_final_state"] = True
-    return partial(call, **arguments)
+    call = partial(operator(case), **arguments)
+    if implementation is None:
+        return call
+
+    def forced() -> object:
+        with force(implementation):
+            return call()
+
+    return forced
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ def _measure(result: Measurement, plan: Plan, device: Device, options: Options) 
     if has_torch():
         tensors = memory.tensors()
         if workload.case.direction == "forward":
-            calls["call"] = _operator_call(workload, tensors)
+            calls["call"] = _operator_call(workload, tensors, options.implementation)
         for peer in options.against:
             # A decode peer changes its state in place: each gets its own.
             own = {n: x.clone() if n == "initial_state" else x for n, x in tensors.items()}

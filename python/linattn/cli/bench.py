@@ -75,6 +75,14 @@ def run(options: argparse.Namespace) -> int:
     if options.small:
         # Sizes that differ in what was cut are one row now.
         workloads = list(dict.fromkeys(small(w) for w in workloads))
+    if not 0 <= options.seconds < math.inf:
+        raise ValueError(f"--seconds is {options.seconds}; allowed: at least 0, finite")
+    for name, path in (("--csv", options.csv), ("--plot", options.plot)):
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"{name} is {path}; allowed: a file in a folder that exists")
+    if not workloads:
+        kinds = ", ".join(options.kind or ())
+        raise ValueError(f"--kind is {kinds}: --op and --device {options.device} have no such rows")
     if options.plot and find_spec("matplotlib") is None:
         raise ImportError("--plot needs matplotlib, which is not installed; it is in linattn's "
                           "extra `cli`")  # fmt: skip

@@ -22,7 +22,7 @@ from ..testing.cases import FAMILIES
 from ..testing.compare import Verdict
 from ..testing.grid import cases
 from ..testing.native import Prepared
-from .problem_options import family
+from .problem_options import count, family
 from .tables import progress, show_table
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--implementation", action="append", metavar="NAME",
         help="may be repeated; default: all that are available")  # fmt: skip
     add("--quick", action="store_true", help="fewer cases: about a quarter of the full grid")
-    add("--failures", type=int, default=10, metavar="N", help="failures to print (default: 10)")
+    add("--failures", type=count, default=10, metavar="N", help="failures to print (default: 10)")
     add("--json", action="store_true", help="print one JSON object")
 
 

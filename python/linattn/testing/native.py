@@ -75,8 +75,8 @@ def make_block(image: np.ndarray, device: Device) -> Block:
 def device_of(text: str) -> Device:
     """`cpu`, `cuda` or `cuda:1`."""
     name, _, index = text.partition(":")
-    if name not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise ValueError(f"device is {text!r}; allowed: cpu, cuda, cuda:<index>")
+    if name not in ("cpu", "cuda") or (index and not index.isdigit()) or len(index) > 4:
+        raise ValueError(f"device is {text!r}; allowed: cpu, cuda, cuda:<index> up to cuda:9999")
     return Device(_abi.DEVICE_CPU if name == "cpu" else _abi.DEVICE_CUDA, int(index or 0))
 
 
