@@ -279,6 +279,8 @@ def test_cula_lightning():
         q, k, v, decay, cu_seqlens, 1.0, again, slots
     )
     assert same is again and error(again[[4, 0, 2]], ht_ref) < 1e-5
+    with pytest.raises(ValueError, match=r"state_pool has 2 slots; .* at least 3"):
+        cula.lightning.lightning_attn_fwd_varlen(q, k, v, decay, cu_seqlens, 1.0, again[:2])
 
 
 def test_cula_lightning_decode():

@@ -65,6 +65,11 @@ def lightning_attn_fwd_varlen(
         shape = (count, V.shape[2], V.shape[3], K.shape[3])
         state_pool = torch.zeros(shape, dtype=torch.float32, device=Q.device)
     if initial_state_indices is None:
+        if isinstance(state_pool, Tensor) and state_pool.dim() > 0 and len(state_pool) < count:
+            raise ValueError(
+                f"state_pool has {len(state_pool)} slots; allowed without "
+                f"initial_state_indices: at least {count}, one for each sequence"
+            )
         initial_state_indices = torch.arange(count, dtype=torch.int32, device=Q.device)
     o, _ = ops.chunk_simple_gla(
         Q,
