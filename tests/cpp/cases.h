@@ -182,4 +182,22 @@ inline Call backward_of(const Case& c, uint32_t seed) {
   return call;
 }
 
+// Unit keys that lie `spread` around one, all betas `beta`, no decay: text repeats tokens. For one
+// sequence and head.
+inline void repeat_keys(Call& call, const Case& c, double spread, double beta, std::mt19937& random,
+                        std::normal_distribution<double>& normal) {
+  std::vector<double> base(static_cast<size_t>(c.dim_k));
+  for (double& x : base) x = normal(random);
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    std::vector<double> key = base;
+    double squares = 0;
+    for (double& x : key) x += spread * normal(random), squares += x * x;
+    for (int64_t i = 0; i < c.dim_k; ++i)
+      call[kK].set(t * c.dim_k + i, key[static_cast<size_t>(i)] / std::sqrt(squares));
+    call[kBeta].set(t, beta);
+  }
+  if (c.gate != LINATTN_GATE_NONE)
+    for (int64_t i = 0; i < call[kG].count(); ++i) call[kG].set(i, 0);
+}
+
 }  // namespace call

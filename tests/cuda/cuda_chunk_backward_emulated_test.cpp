@@ -258,18 +258,7 @@ void repeated_keys() {
         c.gate = family == LINATTN_KDA ? LINATTN_GATE_CHANNEL : LINATTN_GATE_NONE;
         c.batch = 1, c.tokens = 200, c.heads = 1, c.group = 1, c.dim_k = 64, c.dim_v = 32;
         Call call = backward_of(c, 3);
-        std::vector<double> base(static_cast<size_t>(c.dim_k));
-        for (double& x : base) x = normal(random);
-        for (int64_t t = 0; t < c.tokens; ++t) {
-          std::vector<double> key = base;
-          double squares = 0;
-          for (double& x : key) x += spread * normal(random), squares += x * x;
-          for (int64_t i = 0; i < c.dim_k; ++i)
-            call[kK].set(t * c.dim_k + i, key[static_cast<size_t>(i)] / std::sqrt(squares));
-          call[kBeta].set(t, beta);
-        }
-        if (family == LINATTN_KDA)
-          for (int64_t i = 0; i < call[kG].count(); ++i) call[kG].set(i, 0);
+        repeat_keys(call, c, spread, beta, random, normal);
         narrow(call, LINATTN_BF16);
         compare(
             call,

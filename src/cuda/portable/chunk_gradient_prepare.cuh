@@ -9,6 +9,7 @@
 
 #include "cuda/portable/chunk.cuh"
 #include "cuda/portable/chunk_gradient.params.h"
+#include "cuda/portable/chunk_pairs.cuh"
 #include "cuda/portable/chunk_place.cuh"
 
 namespace linattn::cuda {
@@ -71,8 +72,6 @@ __device__ __forceinline__ void solve(const float (&a)[kChunk][kChunk + 4], cons
   }
 }
 
-inline constexpr int kSub = 8;  // rows of a sub-block: one warp's
-
 template <int kDim>
 struct PrepareScalarShared {
   alignas(16) char q[kChunk * kDim * 2];
@@ -94,61 +93,6 @@ struct PrepareChannelShared {
   float squares[kParts][4][kBlock];
   float pairs[kParts][4][64];
 };
-
-// Which pair of a sub-block's tokens value l of group g stands for: tril(Q~ K^T), or A below it.
-// A group has columns 2g, 7 - 2g, 2g + 1, 6 - 2g; column j has 8 - j values of the first kind, then
-// 7 - j of the second.
-struct Pair {
-  bool is_a;
-  int i, j;
-};
-__device__ __forceinline__ Pair pair_of(int g, int l) {
-  const int columns[4] = {2 * g, 7 - 2 * g, 2 * g + 1, 6 - 2 * g};
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    const int j = columns[c], rows = kSub - j;
-    if (l < rows) return {false, j + l, j};
-    if (l < 2 * rows - 1) return {true, j + 1 + l - rows, j};
-    l -= 2 * rows - 1;
-  }
-  return {false, 0, 0};
-}
-
-// A column of pairs: the key decays step by step while the rows below it are met.
-template <int kColumn, int kAt, int kPer>
-__device__ __forceinline__ void pair_column(const float (&q)[kSub][kPer],
-                                            const float (&k)[kSub][kPer],
-                                            const float (&d)[kSub][kPer], float (&x)[32]) {
-  constexpr int kRows = kSub - kColumn;
-  float key[kPer];
-#pragma unroll
-  for (int e = 0; e < kPer; ++e) key[e] = k[kColumn][e];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    float with_q = 0.0f, with_k = 0.0f;
-#pragma unroll
-    for (int e = 0; e < kPer; ++e) {
-      if (i > 0) key[e] *= d[kColumn + i][e];
-      with_q = fmaf(key[e], q[kColumn + i][e], with_q);
-      with_k = fmaf(key[e], k[kColumn + i][e], with_k);
-    }
-    x[kAt + i] = with_q;
-    if (i > 0) x[kAt + kRows + i - 1] = with_k;
-  }
-}
-
-template <int kGroup, int kPer>
-__device__ __forceinline__ float pair_group(const float (&q)[kSub][kPer],
-                                            const float (&k)[kSub][kPer],
-                                            const float (&d)[kSub][kPer], int lane) {
-  constexpr int j = 2 * kGroup;
-  float x[32];
-  pair_column<j, 0>(q, k, d, x);
-  pair_column<7 - j, 15 - 2 * j>(q, k, d, x);
-  pair_column<j + 1, 16>(q, k, d, x);
-  pair_column<6 - j, 29 - 2 * j>(q, k, d, x);
-  return reduce_32(x, lane);
-}
 
 // kPer neighbouring channels of a row of a swizzled tile.
 template <bool kBf16, int kDim, int kPer>
